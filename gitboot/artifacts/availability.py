@@ -271,6 +271,7 @@ def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact
 
 # in bytes: the limit for a file if its image does not state the size. An installer DVD has up to 16 GiB
 LARGEST_ARTIFACT: Final = 32 << 30
+CHUNK: Final = 1 << 20  # in bytes: the maximum size of one chunk of content
 
 
 class Content(NamedTuple):

@@ -1,32 +1,27 @@
-"""Artifact downloads: read files from web servers, local folders, OCI registries and archives, and mirror them."""
+"""Artifact downloads: read files from web servers, local folders and OCI registries, and mirror them."""
 
 from __future__ import annotations
 
 import errno
-import lzma
 import os
 import re
 import stat
-import struct
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from tempfile import TemporaryFile
 from threading import Event
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct
 
-from gitboot.artifacts.availability import LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
+from gitboot.artifacts.archives import ArchiveFetcher
+from gitboot.artifacts.availability import CHUNK, LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
 from gitboot.artifacts.oci import OciReference, Registries
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, NotInRegistry, RegistryRefused, UsageError
 from gitboot.files import check_output_folder, find_file_below, lock_file, open_output_folder, sync_folder
@@ -35,9 +30,6 @@ from gitboot.model.scalars import split_member_url
 from gitboot.render.paths import find_artifact_type
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
-from gitboot.text import printable
-
-CHUNK: Final = 1 << 20  # the maximum size of one read in bytes
 
 
 class PrefixFetcher:
@@ -66,7 +58,10 @@ class FallbackFetcher:
     """Reads artifacts with one fetcher, and falls back to a second fetcher."""
 
     def __init__(self, first: Fetcher, second: Fetcher, *, fallback_on: type[GitbootError]) -> None:
-        """Create a fetcher that uses ``second`` if ``first`` raises an error of the type ``fallback_on``."""
+        """Create a fetcher that uses ``second`` if ``first`` raises an error of the type ``fallback_on``.
+
+        A read only looks at the metadata of ``first``. An error while ``first`` sends the content is not caught.
+        """
         self._first, self._second, self._fallback_on = first, second, fallback_on
 
     def head(self, url: str) -> ArtifactHead:
@@ -85,12 +80,10 @@ class FallbackFetcher:
         return self._second.read(url, offset)
 
 
-# Web servers
-
 _MOST_REDIRECTS: Final = 5
-_GONE: Final = (404, 410)
-_NO_HEAD: Final = (405, 501)  # responses of servers that do not support HEAD
-_NO_RANGE: Final = 416
+_MISSING_STATUSES: Final = (404, 410)
+_STATUSES_WITHOUT_HEAD: Final = (405, 501)  # responses of servers that do not support HEAD
+_RANGE_NOT_SATISFIABLE: Final = 416
 # A read waits until this many bytes have arrived. A signal stops a download between two reads.
 _READ_BYTES: Final = 16 << 10
 
@@ -117,7 +110,7 @@ class WebFetcher:
     def head(self, url: str) -> ArtifactHead:
         """Send a HEAD request, or a GET request if the server does not support HEAD, and return the metadata."""
         with self._request("HEAD", url, {}) as answer:
-            if answer.status not in _NO_HEAD:
+            if answer.status not in _STATUSES_WITHOUT_HEAD:
                 return _build_head(answer, url)
         with self._request("GET", url, {}) as answer:
             return _build_head(answer, url)
@@ -137,7 +130,7 @@ class WebFetcher:
 
 
 def _build_head(answer: AnswerStream, url: str) -> ArtifactHead:
-    if answer.status in _GONE:
+    if answer.status in _MISSING_STATUSES:
         raise ArtifactMissing(f"{format_host(url)} returned {answer.status}")
     if answer.status not in (200, 206):
         raise HostUnreachable(f"{format_host(url)} returned {answer.status}")
@@ -163,7 +156,7 @@ def _open_content(
     than the one requested.
     """
     with open_answer({"Range": f"bytes={offset}-"} if offset else {}) as answer:
-        if answer.status != _NO_RANGE:
+        if answer.status != _RANGE_NOT_SATISFIABLE:
             is_part = answer.status == 206
             first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
             if is_part and _parse_number(first) != offset:
@@ -173,7 +166,7 @@ def _open_content(
             yield Content(build_head(answer), offset if is_part else 0, iter(partial(answer.read, _READ_BYTES), b""))
             return
     if not offset:
-        raise HostUnreachable(f"the server responded with {_NO_RANGE} to a request without a range")
+        raise HostUnreachable(f"the server responded with {_RANGE_NOT_SATISFIABLE} to a request without a range")
     with _open_content(open_answer, build_head, 0) as content:
         yield content
 
@@ -187,9 +180,6 @@ def _read_size(answer: AnswerStream) -> int | None:
 def _parse_number(text: str | None) -> int | None:
     # Limit the length, because int rejects a text with thousands of digits.
     return int(text) if text is not None and re.fullmatch("[0-9]{1,18}", text) else None
-
-
-# Local folders
 
 
 class FolderFetcher:
@@ -211,12 +201,12 @@ class FolderFetcher:
         # urlsplit gets the whole URL, because a path such as "debian:12" looks like another URL
         path = unquote(urlsplit(url).path.removeprefix(urlsplit(self._url).path))
         try:
-            found = find_file_below(self._folder.resolve(), path)
+            file = find_file_below(self._folder.resolve(), path)
         except OSError as error:
             raise HostUnreachable(f"{self._folder / path}: {error.strerror}") from error
-        if found is None:
+        if file is None:
             raise ArtifactMissing(f"{self._folder / path} does not exist")
-        return found
+        return file
 
 
 def _read_chunks(path: Path, offset: int) -> Generator[bytes, None, None]:
@@ -231,13 +221,13 @@ def _read_chunks(path: Path, offset: int) -> Generator[bytes, None, None]:
 
 def _read_file_head(path: Path) -> ArtifactHead:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError as error:
         raise HostUnreachable(f"{path}: {error.strerror}") from error
     return ArtifactHead(
-        size=found.st_size,
+        size=status.st_size,
         content_type=find_artifact_type(path.name),
-        version=f"{found.st_mtime_ns} {found.st_ctime_ns} {found.st_ino} {found.st_size}",
+        version=f"{status.st_mtime_ns} {status.st_ctime_ns} {status.st_ino} {status.st_size}",
     )
 
 
@@ -279,12 +269,14 @@ def _build_blob_head(answer: AnswerStream, url: str) -> ArtifactHead:
     return ArtifactHead(size=_read_size(answer), version=url.rpartition("@")[2])
 
 
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_PART: Final = ".part"  # the suffix of incomplete downloads. They are hidden files, so endpoints do not serve them
+_DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
+_PART_SUFFIX: Final = (
+    ".part"  # the suffix of incomplete downloads. They are hidden files, so endpoints do not serve them
+)
 # The suffix of markers, whose mtime is the time of the first run that did not need the copy. A marker is a folder,
 # because mirrors copy and report only files.
-_UNNEEDED: Final = ".unneeded"
-_FOLDER: Final = re.compile(r"[0-9a-f]{64}")
+_UNNEEDED_SUFFIX: Final = ".unneeded"
+_DIGEST_FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class MirrorOutcome(StrEnum):
@@ -343,7 +335,7 @@ def _mirror_file(
     try:
         with open_output_folder(target.parent, make=True) as folder:
             with suppress(FileNotFoundError):
-                os.rmdir(f".{target.name}{_UNNEEDED}", dir_fd=folder)
+                os.rmdir(f".{target.name}{_UNNEEDED_SUFFIX}", dir_fd=folder)
             with suppress(FileNotFoundError):
                 is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
             if is_there:
@@ -365,7 +357,7 @@ def _fetch_file(fetcher: Fetcher, file: BootFile, name: str, folder: int, is_sto
 
     Delete the incomplete download if the content is wrong or if the disk is full.
     """
-    part = f".{name}{_PART}"
+    part = f".{name}{_PART_SUFFIX}"
     with _open_part(part, folder) as written:
         try:
             digest = _write_content(fetcher, file, written, is_stopped)
@@ -380,7 +372,7 @@ def _fetch_file(fetcher: Fetcher, file: BootFile, name: str, folder: int, is_sto
             sync_folder(".", folder)
         except (_ContentMismatch, OSError) as error:
             # if the disk is full, gitboot must still be able to write boot files
-            if isinstance(error, _ContentMismatch) or error.errno in _FULL:
+            if isinstance(error, _ContentMismatch) or error.errno in _DISK_FULL_ERRORS:
                 with suppress(FileNotFoundError):
                     os.unlink(part, dir_fd=folder)
             raise
@@ -448,10 +440,10 @@ def prune_mirror(root: Path, needed_paths: Collection[str], now: datetime, keep:
     before_s = (now - keep).timestamp()
     pruned = []
     for folder in (root / "o").iterdir() if (root / "o").is_dir() else ():
-        is_mirror_folder = _FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
+        is_mirror_folder = _DIGEST_FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
         for name in MIRRORED_NAMES if is_mirror_folder else ():
-            path, file, part = f"o/{folder.name}/{name}", folder / name, folder / f".{name}{_PART}"
-            marker = folder / f".{name}{_UNNEEDED}"
+            path, file, part = f"o/{folder.name}/{name}", folder / name, folder / f".{name}{_PART_SUFFIX}"
+            marker = folder / f".{name}{_UNNEEDED_SUFFIX}"
             if _prune_part(part, before_s):
                 pruned.append(str(part.relative_to(root)))
             if path in needed_paths or not file.exists():
@@ -480,284 +472,3 @@ def _prune_part(part: Path, before_s: float) -> bool:
             part.unlink()
             return True
     return False
-
-
-# Archives
-
-_FREE_BYTES: Final = 256 << 20  # gitboot checks the ratio only after this many unpacked bytes
-_LARGEST_RATIO: Final = 200  # decompressed bytes per byte of the archive; kernels and initrds have a ratio below 10
-_MOST_MEMBERS: Final = 100_000
-_LARGEST_EXTENDED_HEADER: Final = 1 << 16
-_LARGEST_ZIP: Final = 4 << 30
-# in bytes: limits the directory of a zip archive, because zipfile reads the whole directory at once
-_LARGEST_ZIP_READ: Final = 4 << 20
-_XZ_MEMORY: Final = 128 << 20  # in bytes; archives made with xz -9 need 65 MiB
-
-
-class ArchiveFetcher:
-    """Reads files inside archives, which another fetcher downloads. The URL of a file has the form ``ARCHIVE#PATH``.
-
-    A file counts as missing if the archive does not contain the file, or if gitboot refuses to unpack the file.
-    """
-
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
-
-    def head(self, url: str) -> ArtifactHead:
-        """Return the metadata of the archive, but without a size, because the size of the unpacked file is unknown."""
-        archive, _ = _split_url(url)
-        return ArtifactHead(version=self._fetcher.head(archive).version)
-
-    @contextmanager
-    def read(self, url: str, offset: int = 0) -> Iterator[Content]:
-        """Read a file from its start. The requested offset is ignored."""
-        del offset
-        archive, path = _split_url(url)
-        with (
-            self._fetcher.read(archive) as content,
-            closing(read_archive_member(content.chunks, archive, path)) as chunks,
-        ):
-            yield Content(ArtifactHead(version=content.head.version), 0, chunks)
-
-
-def _split_url(url: str) -> tuple[str, str]:
-    found = split_member_url(url)
-    if found is None:
-        raise ArtifactMissing(f"{url} does not refer to a file in an archive")
-    return found
-
-
-def read_archive_member(chunks: Iterator[bytes], archive: str, path: str) -> Generator[bytes, None, None]:
-    """Yield the content of a file in an archive.
-
-    ``archive`` is a URL or a file name. Its suffix determines the format. Raises `ArtifactMissing` if the archive does
-    not contain the file, is damaged, or exceeds a limit, and `HostUnreachable` if this host cannot store the archive.
-    gitboot does not unpack links and devices, so a path never leads to another file.
-    """
-    name = urlsplit(archive).path
-    try:
-        if name.endswith(".zip"):
-            yield from _read_zip(chunks, path)
-        else:
-            if name.endswith((".tar.gz", ".tgz")):
-                chunks = _decompress(chunks, _Gzip)
-            elif name.endswith((".tar.xz", ".txz")):
-                chunks = _decompress(chunks, partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=_XZ_MEMORY))
-            yield from _read_tar(_UnpackedStream(chunks), path)
-    except _ArchiveError as error:
-        raise ArtifactMissing(f"{archive}: {error}") from None
-    except _DAMAGE_ERRORS as error:
-        raise ArtifactMissing(f"{archive} is damaged: {printable(str(error))}") from error
-
-
-_DAMAGE_ERRORS: Final = (
-    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
-    # zipfile raises these errors if the directory of an archive is malformed
-    *(NotImplementedError, ValueError, OverflowError, OSError, struct.error),
-)
-
-
-class _ArchiveError(Exception):
-    """Raised if gitboot refuses to unpack an archive. The message states why, but does not contain the URL."""
-
-
-class _Gzip:
-    """Decompresses gzip data, with the same interface as lzma.LZMADecompressor."""
-
-    def __init__(self) -> None:
-        self._zlib = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
-        self.needs_input = True
-
-    @property
-    def eof(self) -> bool:
-        return self._zlib.eof
-
-    @property
-    def unused_data(self) -> bytes:
-        return self._zlib.unused_data
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        found = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
-        self.needs_input = len(found) < max_length  # zlib may hold back output that exceeds the limit
-        return found
-
-
-def _decompress(
-    chunks: Iterator[bytes], build_decompressor: Callable[[], _Gzip | lzma.LZMADecompressor]
-) -> Iterator[bytes]:
-    """Yield the decompressed bytes of one or more compressed streams. Zero bytes may separate the streams."""
-    packed = unpacked = 0
-    decompressor, is_new = build_decompressor(), True
-    for data in chunks:
-        packed += len(data)
-        while data or not decompressor.needs_input:
-            data = data.lstrip(b"\0") if is_new else data
-            if is_new and not data:
-                break
-            piece, is_new = decompressor.decompress(data, CHUNK), False
-            unpacked += len(piece)
-            if unpacked > _FREE_BYTES + _LARGEST_RATIO * packed:
-                raise _ArchiveError(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
-            yield piece
-            data = b""
-            if decompressor.eof:
-                data, decompressor, is_new = decompressor.unused_data, build_decompressor(), True
-    if not is_new:
-        raise EOFError("the archive is truncated")
-
-
-class _UnpackedStream:
-    """Reads the decompressed bytes of a tar archive."""
-
-    def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._piece, self._total = pieces, memoryview(b""), 0
-
-    def read_pieces(self, size: int) -> Iterator[bytes]:
-        """Yield the next ``size`` bytes. Raises EOFError if the archive has fewer bytes left."""
-        while size:
-            if not self._piece:
-                try:
-                    self._piece = memoryview(next(self._pieces))
-                except StopIteration:
-                    raise EOFError("the archive is truncated") from None
-                self._total += len(self._piece)
-                if self._total > LARGEST_ARTIFACT:
-                    raise _ArchiveError(f"the unpacked archive is larger than {LARGEST_ARTIFACT:,} bytes")
-            piece, self._piece = self._piece[:size], self._piece[size:]
-            size -= len(piece)
-            yield bytes(piece)
-
-    def read(self, size: int) -> bytes:
-        return b"".join(self.read_pieces(size))
-
-    def skip(self, size: int) -> None:
-        for _ in self.read_pieces(size):
-            pass
-
-
-_IGNORED: Final = (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK)
-_FILES: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
-_WITHOUT_CONTENT: Final = (
-    *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE),
-)
-
-
-def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
-    # gitboot does not use tarfile.open here, because that function reads extended headers of any size into memory.
-    header: dict[str, bytes] = {}
-    for _ in range(_MOST_MEMBERS):
-        block = source.read(tarfile.BLOCKSIZE)
-        if not any(block):
-            raise _ArchiveError(f"the archive does not contain the file {path}")
-        info = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        size = _parse_size(header["size"]) if "size" in header else info.size
-        if min(size, info.size) < 0:
-            raise tarfile.ReadError("the archive contains a file with a negative size")
-        if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):  # the header describes the next member
-            if info.size > _LARGEST_EXTENDED_HEADER:
-                raise _ArchiveError(f"an extended tar header is too large: {info.size:,} bytes")
-            content = source.read(info.size)
-            source.skip(-info.size % tarfile.BLOCKSIZE)
-            is_name = info.type == tarfile.GNUTYPE_LONGNAME
-            header |= {"path": content.rstrip(b"\0")} if is_name else _parse_extended_header(content)
-            continue
-        if info.type in _IGNORED:
-            source.skip(info.size + -info.size % tarfile.BLOCKSIZE)
-            continue
-        if block[257:265] == tarfile.GNU_MAGIC:  # here, GNU tar may store times where POSIX has a prefix of the name
-            info.name = block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
-        name = header["path"].decode("utf-8", "surrogateescape") if "path" in header else info.name
-        if name.removeprefix("./") == path:
-            if info.type not in _FILES:
-                raise _ArchiveError(f"{path} in the archive is not a regular file")
-            yield from source.read_pieces(size)
-            return
-        if info.type == tarfile.GNUTYPE_SPARSE:
-            _skip_sparse_headers(source, block)
-        if info.type not in _WITHOUT_CONTENT:  # a member of an unknown type is a file (POSIX, pax)
-            source.skip(size + -size % tarfile.BLOCKSIZE)
-        header = {}
-    raise _ArchiveError(f"the archive has more than {_MOST_MEMBERS:,} members")
-
-
-def _skip_sparse_headers(source: _UnpackedStream, block: bytes) -> None:
-    """Skip the blocks that continue the header of a sparse file (GNU tar, sparse_header and struct oldgnu_header)."""
-    is_extended = block[482]
-    while is_extended:
-        is_extended = source.read(tarfile.BLOCKSIZE)[504]
-
-
-def _parse_extended_header(content: bytes) -> dict[str, bytes]:
-    """Return the records of a pax header. Each record is ``LENGTH NAME=VALUE`` and a line feed (POSIX, pax)."""
-    records, at = {}, 0
-    while at < len(content):
-        length = _parse_size(content[at : at + 10].partition(b" ")[0])
-        name, equals, value = content[at : at + length].partition(b" ")[2].partition(b"=")
-        if not equals or not value.endswith(b"\n"):
-            raise tarfile.ReadError("an extended tar header is malformed")
-        records[name.decode(errors="replace")] = value[:-1]
-        at += length
-    return records
-
-
-def _parse_size(text: bytes) -> int:
-    if not text.isdigit() or len(text) > 18:
-        raise tarfile.ReadError("an extended tar header is malformed")
-    return int(text)
-
-
-# zip
-
-
-def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
-    # The directory of a zip archive is at the end, so gitboot stores the whole archive before it reads a file.
-    with _store_temporarily(chunks) as file:
-        packed = file.tell()
-        with zipfile.ZipFile(cast("IO[bytes]", _BoundedFile(file))) as archive:
-            found = next((each for each in archive.infolist() if each.filename.removeprefix("./") == path), None)
-            if found is None:
-                raise _ArchiveError(f"the archive does not contain the file {path}")
-            is_file = not found.is_dir() and stat.S_IFMT(found.external_attr >> 16) in (0, stat.S_IFREG)
-            is_stored = found.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not found.flag_bits & 1
-            if not is_file or not is_stored:
-                raise _ArchiveError(
-                    f"{path} in the archive is not a regular file, or its encryption or compression is unsupported"
-                )
-            unpacked = 0
-            with archive.open(found) as content:
-                while piece := content.read(CHUNK):
-                    unpacked += len(piece)
-                    if unpacked > min(LARGEST_ARTIFACT, _FREE_BYTES + _LARGEST_RATIO * packed):
-                        raise _ArchiveError(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
-                    yield piece
-
-
-def _store_temporarily(chunks: Iterator[bytes]) -> IO[bytes]:
-    """Return a temporary file with the archive. Raises `HostUnreachable` if this host cannot store the archive."""
-    try:
-        with ExitStack() as stack:
-            file = stack.enter_context(TemporaryFile(prefix="gitboot-"))
-            for chunk in chunks:
-                file.write(chunk)
-                if file.tell() > _LARGEST_ZIP:
-                    raise _ArchiveError(f"the zip archive is larger than {_LARGEST_ZIP:,} bytes")
-            file.flush()
-            stack.pop_all()
-            return file
-    except OSError as error:
-        raise HostUnreachable(
-            f"the zip archive cannot be stored on this host: {error.strerror}; set TMPDIR to a folder with free space"
-        ) from error
-
-
-class _BoundedFile:
-    """A file that limits the size of each read. Otherwise, zipfile would read as many bytes as the archive states."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self.seek, self.tell, self.seekable = file.seek, file.tell, file.seekable
-
-    def read(self, size: int = -1) -> bytes:
-        if size > _LARGEST_ZIP_READ:
-            raise _ArchiveError(f"the zip archive's directory is too large: {size:,} bytes")
-        return self._file.read(size if size >= 0 else _LARGEST_ZIP_READ)

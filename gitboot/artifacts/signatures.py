@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
-from gitboot.artifacts.availability import LARGEST_ARTIFACT, Fetcher, FileSigner
-from gitboot.artifacts.downloads import CHUNK, read_archive_member
+from gitboot.artifacts.archives import read_archive_member
+from gitboot.artifacts.availability import CHUNK, LARGEST_ARTIFACT, Fetcher, FileSigner
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, UsageError
 from gitboot.files import convert_os_errors
 from gitboot.git.signatures import Keyring, UnlistedKey, UntrustedSignature, run_isolated, split_openpgp_signatures

@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from gitboot.artifacts.availability import LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
-from gitboot.artifacts.downloads import CHUNK, ArchiveFetcher
+from gitboot.artifacts.archives import ArchiveFetcher
+from gitboot.artifacts.availability import CHUNK, LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
 from gitboot.artifacts.oci import Registries
 from gitboot.artifacts.signatures import ImageSigner, SignatureCheck, VendorKeys
 from gitboot.errors import (

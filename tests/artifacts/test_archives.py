@@ -21,8 +21,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gitboot.artifacts import downloads
-from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher, read_archive_member
+from gitboot.artifacts import archives
+from gitboot.artifacts.archives import read_archive_member
+from gitboot.artifacts.downloads import PrefixFetcher, WebFetcher
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.cases import for_each
@@ -171,7 +172,7 @@ def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -
         ("_LARGEST_ZIP_READ", 100, "a.zip", make_zip()),
     ]:
         with monkeypatch.context() as changed:
-            changed.setattr(downloads, limit, value)
+            changed.setattr(archives, limit, value)
             with pytest.raises(ArtifactMissing, match=r"archive (has more|is larger) than|directory|damaged"):
                 read(content, archive, "amd64/initrd")
 
