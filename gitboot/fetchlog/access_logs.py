@@ -151,7 +151,7 @@ def _classify_sender(path: str, agent: str | None, query: Mapping[str, str]) -> 
 
 def _has_token(path: str) -> bool:
     kind = find_non_script_kind(path)
-    return kind is not None and "{token}" in kind.text
+    return kind is not None and "{token}" in kind.template
 
 
 def _parse_unknown_machine(path: str, request: LoggedRequest, query: Mapping[str, str]) -> UnknownMachine | None:

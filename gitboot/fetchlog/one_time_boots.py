@@ -38,7 +38,7 @@ def find_secret(path: str) -> str | None:
         return None
     if kind.role is Role.REPORT:
         return f"{_REPORT}{'failed' if kind is FAILED else 'provisioned'}"
-    name = path.rpartition("/")[2] if "{name}" in kind.text else "config.ign"
+    name = path.rpartition("/")[2] if "{name}" in kind.template else "config.ign"
     return f"{_ENCRYPTED if kind.role is Role.SEALED else _USER_DATA}{name}"
 
 

@@ -688,7 +688,7 @@ def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:
         identities.setdefault(name, set()).add(identity)
     candidates: set[str] = set()
     for kind in (each for each in TABLE if each.needs_identity_only):
-        kind_identities = sorted(identities.get(kind.kind, ()))
+        kind_identities = sorted(identities.get(kind.identity_kind, ()))
         step = 1 if kind in used else max(1, len(kind_identities) // SAMPLE_SIZE)
         candidates.update(kind.build_path(identity).removeprefix(BOOT) for identity in kind_identities[::step])
     return tuple(sorted(candidates - known))

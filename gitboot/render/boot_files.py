@@ -111,7 +111,7 @@ def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, polic
             chosen = plan_file if is_late or (names_loader and plan_file is not None) else policy_file
         elif kind is not None and kind.role is Role.BOOT_SCRIPT and plan_file != policy_file:
             query_script = None
-            can_query = is_http or (find_loader(kind.text) is ScriptLoader.IPXE and decision.copies.ipxe_https)
+            can_query = is_http or (find_loader(kind.template) is ScriptLoader.IPXE and decision.copies.ipxe_https)
             if plan_file and policy_file and can_query and not (finds_data and data):
                 query_script = _render_query_script(decision, kind, path, policy_file)
             chosen = query_script or (plan_file if is_late else policy_file)
@@ -132,7 +132,7 @@ def _render_query_script(decision: Decision, kind: PathKind, path: str, fallback
     """
     if decision.endpoint is None or kind.role is not Role.BOOT_SCRIPT:
         return None
-    loader, relative_path = find_loader(kind.text), path.removeprefix(paths.BOOT)
+    loader, relative_path = find_loader(kind.template), path.removeprefix(paths.BOOT)
     if loader not in _ENDPOINT_REQUESTS:
         return None
     if loader is ScriptLoader.PXELINUX:
@@ -217,7 +217,7 @@ def _select_renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[R
     requested = {None, evidence, *outputs}
     if Output.EC2 in requested:
         requested.add(Output.NOCLOUD)  # the emulated EC2 metadata service returns the NoCloud files
-    return tuple(render for kind, render in RENDERERS if kind.requested_by in requested)
+    return tuple(render for kind, render in RENDERERS if kind.enabled_by in requested)
 
 
 def render_idle_files(

@@ -123,14 +123,14 @@ def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Col
     """
     machine_identities = {IdentityKind.UUID: uuid, IdentityKind.MAC: next(iter(macs), None)}
     for kind in alias.kinds:
-        is_same_kind = identity.kind is kind.kind
+        is_same_kind = identity.kind is kind.identity_kind
         if (
             not is_same_kind
             and kind.role is Role.BOOT_SCRIPT
             and identity.kind in (IdentityKind.MAC, IdentityKind.UUID, IdentityKind.SERIAL)
         ):
             continue
-        if (value := identity.value if is_same_kind else machine_identities.get(kind.kind)) is not None:
+        if (value := identity.value if is_same_kind else machine_identities.get(kind.identity_kind)) is not None:
             yield kind.build_path(
                 value, identity.value if identity.kind is IdentityKind.TOKEN else "", alias.name
             ).removeprefix(BOOT)
@@ -147,7 +147,7 @@ def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
         kind.build_path(identity.value).removeprefix(BOOT)
         for identity in parse_query_identities(alias, query)
         for kind in alias.kinds
-        if kind.role is Role.BOOT_SCRIPT and kind.kind is identity.kind
+        if kind.role is Role.BOOT_SCRIPT and kind.identity_kind is identity.kind
     )
     return next(script_paths, path)
 

@@ -38,6 +38,8 @@ class ContentType(StrEnum):
 
 # Values of Cache-Control (RFC 9111, 5.2.2; immutable: RFC 8246)
 UNCACHED: Final = "no-store"
+REVALIDATED: Final = "no-cache"  # for files whose content changes, so that a cache revalidates them at each use
+FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
 
 
 class Delivery(NamedTuple):
@@ -51,6 +53,9 @@ class Delivery(NamedTuple):
 # the complete file at each request, so that servers log each fetch
 _UNCACHED_DELIVERY: Final = Delivery(UNCACHED, has_etag=False, has_ranges=False)
 _MEDIUM_DELIVERY: Final = Delivery(UNCACHED, has_etag=True, has_ranges=True)  # a BMC reads an ISO image in parts
+_SHARED_DELIVERY: Final = Delivery(REVALIDATED, has_etag=True, has_ranges=False)
+# clients can resume the download of a kernel
+_CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, has_ranges=True)
 
 
 class Role(StrEnum):
@@ -86,7 +91,9 @@ def _parse_serial(text: str) -> str:
 
 class _IdentityFormat(NamedTuple):
     canonical: str  # a regular expression for the output tree's spelling
-    parse: Callable[[str], str]  # converts any spelling to the output tree's spelling; raises Malformed for other text
+    parse: Callable[
+        [str], str
+    ]  # converts to the output tree's spelling; raises Malformed if the text is not an identity
 
 
 _IDENTITIES: Final = {
@@ -105,16 +112,16 @@ class PathKind(NamedTuple):
 
     # Below boot/. {id} is the identity of a server ({colons}: a MAC address with colons, {bare}: without separators),
     # {token} the token of an installation, {name} a file name.
-    text: str
+    template: str
     # the output or the evidence in the Fleet that enables these paths; None: these paths are always enabled
-    requested_by: str | None
-    kind: IdentityKind
+    enabled_by: str | None
+    identity_kind: IdentityKind
     role: Role
     content_type: ContentType
 
     def build_path(self, identity: str, token: str = "", name: str = "") -> str:
         """Return the path below the output directory for an ``identity`` in the output tree's spelling."""
-        text = self.text.replace("{id}", identity)
+        text = self.template.replace("{id}", identity)
         for mark, separator in _SEPARATORS.items():
             if mark in text:
                 text = text.replace(mark, identity.replace("-", separator))
@@ -122,9 +129,11 @@ class PathKind(NamedTuple):
 
     def convert_identity(self, identity: str) -> str:
         """Convert an identity from the output tree's spelling to the spelling in this kind of path."""
-        return next(
-            (identity.replace("-", separator) for mark, separator in _SEPARATORS.items() if mark in self.text), identity
-        )
+        return identity.replace("-", self._separator)
+
+    @property
+    def _separator(self) -> str:
+        return next((separator for mark, separator in _SEPARATORS.items() if mark in self.template), "-")
 
     @property
     def delivery(self) -> Delivery:
@@ -133,12 +142,12 @@ class PathKind(NamedTuple):
     @property
     def needs_identity_only(self) -> bool:
         """Whether a path of this kind can be built from an identity alone."""
-        return "{token}" not in self.text and "{name}" not in self.text
+        return "{token}" not in self.template and "{name}" not in self.template
 
     @property
     def expression(self) -> str:
         """A regular expression for paths of this kind below boot/, in the output tree's spelling."""
-        return self._expression(_IDENTITIES[self.kind].canonical.replace("(?:-", f"(?:{self.convert_identity('-')}"))
+        return self._expression(_IDENTITIES[self.identity_kind].canonical.replace("(?:-", f"(?:{self._separator}"))
 
     @property
     def loose_expression(self) -> str:
@@ -146,48 +155,23 @@ class PathKind(NamedTuple):
         return self._expression("([^/]+)")
 
     def _expression(self, identity: str) -> str:
-        text = identity.join(map(re.escape, _IDENTITY.split(self.text)))
+        text = identity.join(map(re.escape, _IDENTITY.split(self.template)))
         return text.replace(r"\{token\}", _TOKEN_PATTERN).replace(r"\{name\}", _NAME)
 
 
-MEDIUM: Final = PathKind("media/{id}/{token}/user-data.iso", None, IdentityKind.UUID, Role.MEDIUM, ContentType.ISO)
-DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, IdentityKind.MAC, Role.DATA, ContentType.OCTETS)
-IGNITION: Final = PathKind("ignition/{id}", None, IdentityKind.UUID, Role.DATA, ContentType.IGNITION)
-# The content types of files below o/ and assets/, by extension. UEFI HTTP boot depends on the content type.
-ARTIFACT_TYPES: Final = {
-    "efi": "application/efi",
-    "iso": str(ContentType.ISO),
-    "img": "application/vnd.efi-img",
-    "json": str(ContentType.JSON),
-    "ign": str(ContentType.IGNITION),
-    "cfg": str(ContentType.TEXT),
-    "ipxe": str(ContentType.TEXT),
-}
-BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # the files of NoCloud
-
-
-def find_artifact_type(name: str) -> str:
-    if name in BUNDLED:
-        return ContentType.CLOUD_CONFIG
-    return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
-
-
-REVALIDATED: Final = "no-cache"  # for files whose content changes, so that a cache revalidates them at each use
-FOR_A_YEAR: Final = "public, max-age=31536000, immutable"
-_SHARED_DELIVERY: Final = Delivery(REVALIDATED, has_etag=True, has_ranges=False)
-# clients can resume the download of a kernel
-_CONTENT_DELIVERY: Final = Delivery(FOR_A_YEAR, has_etag=True, has_ranges=True)
 IPXE_BY_MAC: Final = PathKind("v1/boot/{id}/boot.ipxe", "ipxe", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 IPXE_BY_UUID: Final = PathKind("ipxe/{id}", "ipxe", IdentityKind.UUID, Role.BOOT_SCRIPT, ContentType.TEXT)
 IPXE_BY_SERIAL: Final = PathKind("ipxe/serial/{id}", "serial", IdentityKind.SERIAL, Role.BOOT_SCRIPT, ContentType.TEXT)
 GRUB_BY_MAC: Final = PathKind("v1/boot/{id}/grub.cfg", "grub", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
-GRUB_LOOKUP: Final = PathKind(
-    "grub.cfg-01-{id}", "grub", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT
-)  # 01 is the hardware type of Ethernet
+# 01 is the hardware type of Ethernet
+GRUB_LOOKUP: Final = PathKind("grub.cfg-01-{id}", "grub", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
 GRUB_BY_UUID: Final = PathKind("grub.cfg-{id}", "uuid", IdentityKind.UUID, Role.BOOT_SCRIPT, ContentType.TEXT)
 PXELINUX: Final = PathKind("pxelinux.cfg/01-{id}", "pxelinux", IdentityKind.MAC, Role.BOOT_SCRIPT, ContentType.TEXT)
+IGNITION: Final = PathKind("ignition/{id}", None, IdentityKind.UUID, Role.DATA, ContentType.IGNITION)
 HTTP_BOOT: Final = PathKind("httpboot/{id}.json", None, IdentityKind.UUID, Role.OFFER, ContentType.JSON)
+DATA: Final = PathKind("v1/boot/{id}/data/{token}/{name}", None, IdentityKind.MAC, Role.DATA, ContentType.OCTETS)
 SECRET: Final = PathKind("s/{token}/{id}/{name}", None, IdentityKind.MAC, Role.SEALED, ContentType.OCTETS)
+MEDIUM: Final = PathKind("media/{id}/{token}/user-data.iso", None, IdentityKind.UUID, Role.MEDIUM, ContentType.ISO)
 PROVISIONED: Final = PathKind(
     "v1/boot/{id}/provisioned/{token}", "Reported", IdentityKind.MAC, Role.REPORT, ContentType.TEXT
 )
@@ -206,22 +190,6 @@ USER_DATA: Final = PathKind("v1/boot/{id}/user-data/{name}", "matchbox", Identit
 BOOT_PARAMETERS: Final = PathKind(
     "v1/boot/{id}/bootparameters.json", "bss", IdentityKind.MAC, Role.PREVIEW, ContentType.JSON
 )
-CHECK: Final = "check"  # the mark in the query of requests by gitboot, which are never treated as requests by a machine
-CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of requests by gitboot, before the version
-# A folder that copies do not contain. The endpoint serves a path in this folder like the same path outside of the
-# folder.
-QUERY_FOLDER: Final = "asked/"
-# the mark in the query of a forwarded request, so that the next endpoint does not forward the request again
-HOP: Final = "hop"
-FIRST_SCRIPT: Final = "boot/boot.ipxe"  # the first script of iPXE
-# PXELINUX loads this file first, from the prefix of its configurations. DHCP sets the prefix to the base URL
-# (option 210).
-PXELINUX_CORE: Final = "ldlinux.c32"
-CHAIN: Final = "boot/ipxe/boot.ipxe"  # the first script for users of boot-operator, whose iPXE requests /ipxe/
-SIGNED_GRUB: Final = "boot/grub/grub.cfg"  # the first script of Debian's signed GRUB, in which this path is built in
-# A loader fetches one of these scripts if it does not find a boot script.
-UNKNOWN: Final = ("boot/unknown.ipxe", "boot/unknown.grub.cfg", "boot/pxelinux.cfg/default")
-UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # the path for an address that does not belong to a server
 TABLE: Final = (
     IPXE_BY_MAC,
     IPXE_BY_UUID,
@@ -245,6 +213,23 @@ TABLE: Final = (
     USER_DATA,
     BOOT_PARAMETERS,
 )
+
+CHECK: Final = "check"  # the mark in the query of requests by gitboot, which are never treated as requests by a machine
+CHECKER: Final = "gitboot-verify-mirror"  # the User-Agent of requests by gitboot, before the version
+# A folder that copies do not contain. The endpoint serves a path in this folder like the same path outside of the
+# folder.
+QUERY_FOLDER: Final = "asked/"
+# the mark in the query of a forwarded request, so that the next endpoint does not forward the request again
+HOP: Final = "hop"
+FIRST_SCRIPT: Final = "boot/boot.ipxe"  # the first script of iPXE
+# PXELINUX loads this file first, from the prefix of its configurations. DHCP sets the prefix to the base URL
+# (option 210).
+PXELINUX_CORE: Final = "ldlinux.c32"
+CHAIN: Final = "boot/ipxe/boot.ipxe"  # the first script for users of boot-operator, whose iPXE requests /ipxe/
+SIGNED_GRUB: Final = "boot/grub/grub.cfg"  # the first script of Debian's signed GRUB, in which this path is built in
+# A loader fetches one of these scripts if it does not find a boot script.
+UNKNOWN: Final = ("boot/unknown.ipxe", "boot/unknown.grub.cfg", "boot/pxelinux.cfg/default")
+UNKNOWN_HTTP_BOOT: Final = "boot/unknown.httpboot.json"  # the path for an address that does not belong to a server
 
 
 class PathLookup(NamedTuple):
@@ -282,7 +267,7 @@ def find_path_kind(path: str) -> PathKind | None:
 _NON_SCRIPT_KINDS: Final = (IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS)
 # The expressions of these paths match any identity and any token.
 _NON_SCRIPT_PATTERN: Final = _compile_alternatives(
-    re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.text) for kind in _NON_SCRIPT_KINDS
+    re.sub(r"\{\w+\}", "[^/]+", BOOT + kind.template) for kind in _NON_SCRIPT_KINDS
 )
 
 
@@ -293,17 +278,18 @@ def find_non_script_kind(path: str) -> PathKind | None:
     return _NON_SCRIPT_KINDS[found.lastindex - 1] if found is not None and found.lastindex is not None else None
 
 
+_TOKEN: Final = re.compile(rf"/({_TOKEN_PATTERN})(?:/|$)")
+
+
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_token(path: str) -> str | None:
-    """Return the token of an installation in a path, or None if the path does not contain a token."""
+    """Return the token in the path of user data, a secret or a report, or None for other paths."""
     found = _TOKEN.search(path)
     return found[1] if found is not None and find_non_script_kind(path) in (DATA, SECRET, *REPORTS) else None
 
 
-_TOKEN: Final = re.compile(rf"/({_TOKEN_PATTERN})(?:/|$)")
-
-
 def is_immutable(path: str) -> bool:
+    """Return whether the content of a file never changes."""
     return path.startswith(IMMUTABLE)
 
 
@@ -317,10 +303,31 @@ def is_content(path: str) -> bool:
 
 
 def find_delivery(path: str) -> Delivery:
+    """Return the way in which a file in the output tree is sent."""
     if is_immutable(path):
         return _CONTENT_DELIVERY
     kind = find_path_kind(path) or find_non_script_kind(path)
     return kind.delivery if kind is not None else _SHARED_DELIVERY
+
+
+# The content types of files below o/ and assets/, by extension. UEFI HTTP boot depends on the content type.
+ARTIFACT_TYPES: Final = {
+    "efi": "application/efi",
+    "iso": str(ContentType.ISO),
+    "img": "application/vnd.efi-img",
+    "json": str(ContentType.JSON),
+    "ign": str(ContentType.IGNITION),
+    "cfg": str(ContentType.TEXT),
+    "ipxe": str(ContentType.TEXT),
+}
+BUNDLED: Final = ("user-data", "meta-data", "vendor-data", "network-config")  # the files of NoCloud
+
+
+def find_artifact_type(name: str) -> str:
+    """Return the content type of a file below o/ or assets/."""
+    if name in BUNDLED:
+        return ContentType.CLOUD_CONFIG
+    return ARTIFACT_TYPES.get(name.rpartition(".")[2].lower(), ContentType.OCTETS)
 
 
 def find_content_type(path: str) -> str:
@@ -355,6 +362,16 @@ def publication_stage(path: str) -> Stage:
     return Stage.BOOT_SCRIPTS
 
 
+class MoveOrder(IntEnum):
+    """The rank of a file or a folder within its parent folder. A publication moves lower ranks first."""
+
+    CONTENT = 0  # files that never change, and files for operators
+    NO_BOOT_SCRIPTS = 1  # only files that do not refer to content
+    MIXED = 2
+    BOOT_SCRIPTS = 3  # only files that refer to content
+    FIRST_SCRIPTS = 4
+
+
 _BOOT_ROLES: Final = frozenset({Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW})  # files that refer to content
 
 
@@ -364,13 +381,9 @@ def _compile_folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ..
     return tuple((kind.role, tuple(map(re.compile, kind.expression.split("/")))) for kind in TABLE)
 
 
-def find_move_order(path: str) -> int:
-    """Return the rank of a file or a folder within its parent folder. A publication moves lower ranks first.
-
-    Folders that contain only content come before folders with boot scripts. The first scripts come last.
-    """
+def find_move_order(path: str) -> MoveOrder:
     if not path.startswith(BOOT) or is_immutable(f"{path}/"):
-        return 0
+        return MoveOrder.CONTENT
     parts = path.removeprefix(BOOT).split("/")
     roles = {
         role
@@ -378,8 +391,10 @@ def find_move_order(path: str) -> int:
         if len(parts) <= len(pieces) and all(map(re.Pattern.fullmatch, pieces, parts))
     }
     if not roles:
-        return 4
-    return 3 if roles <= _BOOT_ROLES else 1 if roles.isdisjoint(_BOOT_ROLES) else 2
+        return MoveOrder.FIRST_SCRIPTS
+    if roles.isdisjoint(_BOOT_ROLES):
+        return MoveOrder.NO_BOOT_SCRIPTS
+    return MoveOrder.BOOT_SCRIPTS if roles <= _BOOT_ROLES else MoveOrder.MIXED
 
 
 @cache
@@ -395,15 +410,17 @@ def parse_request_path(path: str) -> Iterator[PathLookup]:
     for kind, expression in _compile_loose_expressions():
         if found := expression.fullmatch(path):
             try:
-                value = _IDENTITIES[kind.kind].parse(found[1])
+                value = _IDENTITIES[kind.identity_kind].parse(found[1])
             except Malformed:
                 continue
             rest = path[found.end(1) :]
-            spellings = (value, swap_byte_order(SystemUuid(value))) if kind.kind is IdentityKind.UUID else (value,)
+            spellings = (
+                (value, swap_byte_order(SystemUuid(value))) if kind.identity_kind is IdentityKind.UUID else (value,)
+            )
             for each in spellings:
                 yield PathLookup(
                     kind,
-                    format_identity(kind.kind, value),
+                    format_identity(kind.identity_kind, value),
                     f"{BOOT}{path[: found.start(1)]}{kind.convert_identity(each)}{rest}",
                 )
 

@@ -547,7 +547,7 @@ def _find_evidence(kind: PathKind, path: str, rendering: _Rendering) -> Digest |
 
 def _is_withheld_script(kind: PathKind, plan: BootPlan) -> bool:
     """Return whether this boot script boots from the local disk because iPXE would not find a signature."""
-    is_script = kind.role is Role.BOOT_SCRIPT and find_loader(kind.text) is ScriptLoader.IPXE
+    is_script = kind.role is Role.BOOT_SCRIPT and find_loader(kind.template) is ScriptLoader.IPXE
     return is_script and plan.is_withheld_from_ipxe
 
 

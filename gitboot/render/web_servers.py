@@ -427,11 +427,11 @@ def _select_aliases(outputs: Collection[str]) -> list[Alias]:
 
 
 def _select_kinds(alias: Alias) -> list[PathKind]:
-    return [kind for kind in alias.kinds if kind.kind in set(alias.keys.values()).intersection(_KINDS)]
+    return [kind for kind in alias.kinds if kind.identity_kind in set(alias.keys.values()).intersection(_KINDS)]
 
 
 def _build_path(kind: PathKind, alias: Alias, variable: str) -> str:
-    return f"/{kind.build_path('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.kind)}"
+    return f"/{kind.build_path('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.identity_kind)}"
 
 
 def render_nginx_maps(outputs: Collection[str]) -> str:

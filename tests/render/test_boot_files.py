@@ -580,7 +580,7 @@ def test_an_endpoint_that_cannot_record_serves_the_fallback_if_the_fleet_names_n
 
 NOON: Final = at("20T12:00")
 LOOKUPS: Final = tuple(kind for kind in paths.TABLE if kind.role is Role.BOOT_SCRIPT)
-LOOKUP_OUTPUTS: Final = ", ".join(sorted({kind.requested_by for kind in LOOKUPS if kind.requested_by is not None}))
+LOOKUP_OUTPUTS: Final = ", ".join(sorted({kind.enabled_by for kind in LOOKUPS if kind.enabled_by is not None}))
 UNKNOWN: Final = ("LocalDisk", "NotFound", "{profile: look}")
 
 # Each state: the Fleet and the Server document, how often the policy boots, a maintenance.
@@ -632,11 +632,11 @@ def list_answers(state: str, unknown: str) -> dict[PathKind, str]:
 
 def test_each_renderer_of_boot_scripts_is_a_lookup_of_this_table() -> None:
     assert {kind for kind, _ in RENDERERS if kind.role is Role.BOOT_SCRIPT} <= set(LOOKUPS)
-    assert {kind.requested_by for kind in LOOKUPS} <= set(Output)
+    assert {kind.enabled_by for kind in LOOKUPS} <= set(Output)
 
 
 def test_each_boot_script_has_a_loader_that_can_boot_the_disk() -> None:
-    found = {kind.text: render_disk_boot(kind.text, "web01", "stopped") for kind in LOOKUPS}
+    found = {kind.template: render_disk_boot(kind.template, "web01", "stopped") for kind in LOOKUPS}
     assert [text for text, script in found.items() if script is None] == []
     assert {find_loader(text) for text in found} == set(ScriptLoader)
 
