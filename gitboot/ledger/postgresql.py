@@ -42,9 +42,9 @@ except ImportError:
     raise UsageError("a PostgreSQL ledger needs psycopg; run `pip install 'gitboot[postgresql]'`") from None
 
 
+# Connections
+
 _CONNECT_S: Final = 5
-# This many rows fit into a socket buffer, so a reader that pauses does not keep the transaction open.
-_ROWS_PER_FETCH: Final = 100
 _LOST_AFTER_MS: Final = 10_000  # close a connection if the server does not acknowledge sent data for this long
 _MIN_SERVER_VERSION: Final = 130000
 # The timeouts limit how long a client can block other clients if it pauses within a transaction. With
@@ -54,6 +54,22 @@ _SETTINGS: Final = (
     " -c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 -c tcp_user_timeout=10000"
     " -c client_min_messages=warning -c default_transaction_isolation=read\\ committed"
 )
+
+# Deadlines
+
+ANSWER_S: Final = 5.0  # timeout for a statement to which a healthy server responds immediately
+LOCK_S: Final = 12.0  # timeout for a statement that may wait for a lock; more than `lock_timeout` (10 s)
+STATEMENT_S: Final = 35.0  # timeout for any other statement; more than `statement_timeout` (30 s)
+LEISURE_S: Final = 605.0  # timeout for a statement during a copy of a ledger, for which `statement_timeout` is 10 min
+_SET_SHORT_TIMEOUTS: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
+_SHORT_S: Final = 6.0  # timeout for a statement on a connection with these settings
+TRANSACTION_S: Final = 60.0  # timeout for a transaction with few rows, from begin to commit
+ROW_S: Final = 0.01  # time added to a timeout for each row; PostgreSQL stores about 10,000 rows a second
+
+# Statements
+
+# This many rows fit into a socket buffer, so a reader that pauses does not keep the transaction open.
+_ROWS_PER_FETCH: Final = 100
 _ROWS_PER_BATCH: Final = 500
 _COLUMNS: Final = (
     "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
@@ -70,11 +86,7 @@ _RENEW: Final = f"UPDATE lease SET until = {_LEASE_END} WHERE holder = %(holder)
 _SELECT_HOLDER: Final = "SELECT place, holder FROM lease"
 _SELECT_OTHER_HOLDER: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
-_SHORT: Final = "SET statement_timeout = '5s'; SET lock_timeout = '3s'"
-_SHORT_S: Final = 6.0  # deadline of a call on a connection with these timeouts
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
-LOCK_S: Final = 12.0  # for a statement that may wait for a lock: `lock_timeout` is 10 s
-
 
 # Errors that restoring a backup can fix. Others have causes outside of the data, such as a missing privilege.
 _DAMAGE_ERRORS: Final = (
@@ -86,8 +98,8 @@ _DAMAGE_ERRORS: Final = (
 class PostgresDatabase(Database):
     """A ledger in a PostgreSQL schema, in which gitboot creates missing tables.
 
-    After a lost connection, the next statement opens a new connection, unless the statement is in the middle of a
-    transaction.
+    After a lost connection, the next statement opens a new connection. A caller must therefore end a transaction at its
+    first error.
     """
 
     errors: ClassVar = (psycopg.Error,)
@@ -128,29 +140,31 @@ class PostgresDatabase(Database):
         connection.execute("CLOSE whole")
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
-        for found in _split_rows(map(replace_nul, rows)):
-            each = f"EXECUTE {self._prepare(statement, len(found[0]))} ({', '.join(['%s'] * len(found[0]))});"
-            self._get_connection_for(found).execute(each * len(found), list(chain.from_iterable(found)))
+        for batch in _split_rows(map(replace_nul, rows)):
+            execute_sql = f"EXECUTE {self._prepare(statement, len(batch[0]))} ({', '.join(['%s'] * len(batch[0]))});"
+            self._get_connection_for(batch).execute(execute_sql * len(batch), list(chain.from_iterable(batch)))
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         names = ", ".join(columns)
-        for found in _split_rows(map(replace_nul, rows)):
-            new = f"INSERT INTO {table} ({names}) SELECT {names} FROM {_build_row_source(table)}"  # noqa: S608
-            self._get_connection_for(found).execute(new, (_encode_rows(columns, found),))
+        for batch in _split_rows(map(replace_nul, rows)):
+            insert_sql = f"INSERT INTO {table} ({names}) SELECT {names} FROM {_build_row_source(table)}"  # noqa: S608
+            self._get_connection_for(batch).execute(insert_sql, (_encode_rows(columns, batch),))
 
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        for found in _split_rows(map(replace_nul, rows)):
-            self._get_connection_for(found).execute(_build_delete(table, keys), (_encode_rows(keys, found),))
+        for batch in _split_rows(map(replace_nul, rows)):
+            self._get_connection_for(batch).execute(_build_delete(table, keys), (_encode_rows(keys, batch),))
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         # if several rows have the same key, keep the last one
         last = {row[: len(keys)]: row for row in map(replace_nul, rows)}
-        for found in _split_rows(last.values()):
-            delete, new = _build_delete(table, keys), f"INSERT INTO {table} SELECT * FROM {_build_row_source(table)}"  # noqa: S608
+        for batch in _split_rows(last.values()):
+            delete_sql = _build_delete(table, keys)
+            insert_sql = f"INSERT INTO {table} SELECT * FROM {_build_row_source(table)}"  # noqa: S608
             if table not in self._column_names:
                 self._column_names[table] = [name for (name,) in self._get_connection().execute(_COLUMNS, (table,))]
-            rows_of_table = _encode_rows(self._column_names[table], found)
-            self._get_connection_for(found).execute(f"{delete}; {new}", (_encode_rows(keys, found), rows_of_table))
+            keys_of_rows = _encode_rows(keys, (row[: len(keys)] for row in batch))
+            rows_of_table = _encode_rows(self._column_names[table], batch)
+            self._get_connection_for(batch).execute(f"{delete_sql}; {insert_sql}", (keys_of_rows, rows_of_table))
 
     def _get_connection_for(self, rows: Sequence[object]) -> LimitedConnection:
         connection = self._get_connection()
@@ -240,8 +254,8 @@ class PostgresDatabase(Database):
             before = connection.execute("SELECT epoch, place FROM lease").fetchone()
             taken = connection.execute(_TAKE, parameters).fetchone()
             if taken is None:
-                place, who = connection.execute(_SELECT_HOLDER).fetchone() or ("another host", None)
-                if who == NO_HOLDER:
+                place, holder_id = connection.execute(_SELECT_HOLDER).fetchone() or ("another host", None)
+                if holder_id == NO_HOLDER:
                     raise build_moved_error(self.name, place)
                 raise HeldByAnother(f"{self.name} is in use by the instance {place}")
         self.lease = HeldLease(Lease(holder.id, taken[0]), holder.seconds, self.name, holder.place)
@@ -309,11 +323,11 @@ def _migrate(connection: psycopg.Connection[Row], name: str) -> None:
     """Create the tables, or migrate the tables of an older version, unless another process has already done so."""
     with connection.transaction():
         connection.execute(_ONE_WRITER)
-        (there,) = connection.execute("SELECT to_regclass('ledger_version')").fetchone() or (None,)
+        (version_table,) = connection.execute("SELECT to_regclass('ledger_version')").fetchone() or (None,)
         (has_lease,) = connection.execute("SELECT to_regclass('lease')").fetchone() or (None,)
         if has_lease is None:
             connection.execute(SHARED)
-        if there is None:
+        if version_table is None:
             connection.execute(POSTGRESQL)
             connection.execute("INSERT INTO ledger_version VALUES (%s)", (VERSION,))
             connection.execute("INSERT INTO facts VALUES ('identity', %s)", (str(uuid4()),))
@@ -334,8 +348,8 @@ def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
     """
     sent_s = now_s()
     if connection.execute(_RENEW, {**lease.lease._asdict(), "seconds": lease.seconds}).fetchone() is None:
-        place, who = connection.execute(_SELECT_HOLDER).fetchone() or (lease.name, None)
-        lease.moved_message = str(build_moved_error(lease.name, place)) if who == NO_HOLDER else None
+        place, holder_id = connection.execute(_SELECT_HOLDER).fetchone() or (lease.name, None)
+        lease.moved_message = str(build_moved_error(lease.name, place)) if holder_id == NO_HOLDER else None
         raise lease.mark_lost()
     return sent_s
 
@@ -344,7 +358,7 @@ def open_connection(address: PostgresAddress) -> LimitedConnection:
     """Open a connection to an existing ledger, for short transactions. Raises `psycopg.Error` or `LedgerError`."""
     connection = _connect(address, "read-write")
     connection.limit_calls(_SHORT_S)
-    connection.execute(_SHORT)
+    connection.execute(_SET_SHORT_TIMEOUTS)
     return connection
 
 
@@ -541,14 +555,9 @@ def _build_delete(table: str, keys: Sequence[str]) -> str:
 
 
 def _encode_rows(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
-    return msgspec.json.encode([dict(zip(columns, row, strict=False)) for row in rows]).decode()
+    return msgspec.json.encode([dict(zip(columns, row, strict=True)) for row in rows]).decode()
 
 
-ANSWER_S: Final = 5.0  # timeout for a statement to which a healthy server responds immediately
-STATEMENT_S: Final = 35.0  # timeout for any other statement; more than `statement_timeout` (30 s)
-LEISURE_S: Final = 605.0  # timeout for a statement during a copy of a ledger, for which `statement_timeout` is 10 min
-TRANSACTION_S: Final = 60.0  # timeout for a transaction with few rows, from begin to commit
-ROW_S: Final = 0.01  # time added to a timeout for each row; PostgreSQL stores about 10,000 rows a second
 _T = TypeVar("_T")
 
 
@@ -564,6 +573,7 @@ class LimitedConnection(psycopg.Connection[Row]):
 
     @contextmanager
     def call_timeout(self, seconds: float) -> Iterator[None]:
+        """Limit the duration of each call in a `with` block."""
         before, self._call_s = self._call_s, seconds
         try:
             yield
@@ -571,6 +581,7 @@ class LimitedConnection(psycopg.Connection[Row]):
             self._call_s = before
 
     def limit_calls(self, seconds: float) -> None:
+        """Limit the duration of each call from now on, until `end_transaction` is called."""
         self._call_s = seconds
 
     def limit_transaction(self, seconds: float) -> None:
@@ -578,9 +589,11 @@ class LimitedConnection(psycopg.Connection[Row]):
         self._until_s = time.monotonic() + seconds
 
     def end_transaction(self) -> None:
+        """Remove the limits of a transaction."""
         self._call_s, self._until_s = STATEMENT_S, math.inf
 
     def allow_rows(self, count: int) -> None:
+        """Give the transaction more time, because it writes this number of rows."""
         self._until_s += ROW_S * count
 
     def wait(self, gen: Generator[Any, Any, _T], *args: Any, **kwargs: Any) -> _T:
