@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from sys import intern
@@ -56,17 +56,21 @@ from gitboot.git.repository import (
 from gitboot.git.snapshots import find_folder_in, find_tree
 from gitboot.jsonio import build_decoder
 
+# References in a clone. Clones outlive an upgrade, so a later version must use the same names.
+# all branches and tags of a remote from which gitboot needs one commit by its ID
 _ALL: Final = "refs/gitboot/all/"
+# the last fetch from a network remote: a commit, a tag, or a branch that gitboot owns
+_FETCHED: Final = "refs/gitboot/fetched"
 # the name of a repository in the state directory during a fetch of the whole history
 _FULL_COPY: Final = "repository.whole"
 # the name of an empty repository in the state directory, for listing the refs of a remote
 EMPTY: Final = "repository.empty."
 _PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for this case: signature.c, commit.c
-# The last fetch from a network remote: a commit, a tag, or a branch that gitboot owns.
-_FETCHED: Final = "refs/gitboot/fetched"
 
 
 class FetchedCommit(NamedTuple):
+    """The commit to which a remote's reference points."""
+
     commit: Revision
     head: Head | None  # the remote's HEAD; None: gitboot did not read it, because the reference is a commit ID
     # the ID of the annotated tag; None: the reference is not an annotated tag, or the tag object has another name
@@ -94,25 +98,45 @@ class Upstream:
                 return (get_common_directory(repository),)
         return ()  # `fetch` reports this error later
 
-    def fetch(self, ours: pygit2.Repository, base_references: Iterable[str]) -> FetchedCommit:
-        head: Head | None = None
+    def fetch(self, ours: pygit2.Repository, base_references: Collection[str]) -> FetchedCommit:
+        """Fetch the remote's reference into a clone.
+
+        Raises `SourceError` if the reference does not point to a commit, and `SubpathMissing` if the commit does not
+        contain the remote's folder.
+        """
         with self.open_local() as (theirs, folder):
             folder = "/".join(filter(None, (folder, self._remote.subpath)))
             if folder != read_fleet_folder(ours):
                 store_fleet_folder(ours, folder)
-            if self._remote.commit:
-                name = tip = self._remote.commit
-                self.fetch_commit(theirs, ours, tip, base_references)
+            name, tip, head = self._fetch_reference(theirs, ours, base_references)
+        commit = self._check_commit(ours, name, tip, folder, base_references)
+        tag = read_tag(ours, pygit2.Oid(hex=tip))
+        # If a server presents an older tag under a newer name, the name in the tag object differs.
+        is_own = tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}"
+        return FetchedCommit(commit, head, tip if is_own else None)
+
+    def _fetch_reference(
+        self, theirs: pygit2.Repository | None, ours: pygit2.Repository, base_references: Collection[str]
+    ) -> tuple[str, str, Head | None]:
+        """Fetch the objects of the remote's reference. Return its full name, its object, and the remote's HEAD."""
+        if self._remote.commit:
+            self.fetch_commit(theirs, ours, self._remote.commit, base_references)
+            return self._remote.commit, self._remote.commit, None
+        connection = RemoteConnection(self._remote, theirs, ours, self._state / "home")
+        heads, head = connection.list_references()
+        name = find_reference(self._remote, heads)
+        tip = heads[name]
+        if tip not in ours.odb:
+            if theirs is not None:
+                self._copy_objects(theirs, ours, tip)
             else:
-                conversation = RemoteConnection(self._remote, theirs, ours, self._state / "home")
-                heads, head = conversation.list_references()
-                name = find_reference(self._remote, heads)
-                tip = heads[name]
-                if tip not in ours.odb:
-                    if theirs is not None:
-                        self._copy_objects(theirs, ours, tip)
-                    else:
-                        self._fetch_refs(conversation, ours, base_references, f"+{name}:{_FETCHED}")
+                self._fetch_refs(connection, ours, base_references, f"+{name}:{_FETCHED}")
+        return name, tip, head
+
+    def _check_commit(
+        self, ours: pygit2.Repository, name: str, tip: str, folder: str, base_references: Collection[str]
+    ) -> Revision:
+        """Check the objects that were fetched, and return the commit to which ``tip`` points."""
         with convert_errors(self._remote.url):  # an earlier fetch has checked the history of the base references
             names = (ours.references.get(each) for each in base_references)
             known = {peel_reference(ours, each).id for each in names if each is not None}
@@ -123,13 +147,10 @@ class Upstream:
             raise SourceError(f"{self._remote.url}: {name} is not a commit") from error
         if folder and find_tree(ours, commit, folder) is None:
             raise SubpathMissing(f"{self._remote.url}: commit {commit[:12]} has no folder {folder}")
-        tag = read_tag(ours, pygit2.Oid(hex=tip))
-        # If a server presents an older tag under a newer name, the name in the tag object differs.
-        is_own = tag is not None and name == f"refs/tags/{tag.name.decode(errors='replace')}"
-        return FetchedCommit(commit, head, tip if is_own else None)
+        return commit
 
     def fetch_commit(
-        self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, base_references: Iterable[str]
+        self, theirs: pygit2.Repository | None, ours: pygit2.Repository, commit: str, base_references: Collection[str]
     ) -> None:
         """Fetch all branches and tags to get one commit, because few servers let clients fetch a commit by its ID."""
         if commit in ours.odb:
@@ -151,6 +172,7 @@ class Upstream:
             raise SourceError(f"{self._remote.url} has no branch or tag that contains {commit}")
 
     def read_head(self) -> Head:
+        """Return the remote's HEAD. Raises `SourceError` if the remote has no commits."""
         with ExitStack() as stack:
             theirs, _ = stack.enter_context(self.open_local())
             if theirs is not None:
@@ -170,10 +192,10 @@ class Upstream:
             copy_objects(theirs, ours, pygit2.Oid(hex=tip))
 
     def _fetch_refs(
-        self, conversation: RemoteConnection, ours: pygit2.Repository, base_references: Iterable[str], *refspecs: str
+        self, connection: RemoteConnection, ours: pygit2.Repository, base_references: Collection[str], *refspecs: str
     ) -> None:
         try:
-            conversation.fetch(*refspecs)
+            connection.fetch(*refspecs)
         except SourceError as error:
             if is_out_of_memory(error):
                 raise
@@ -209,6 +231,7 @@ class Upstream:
 
     @contextmanager
     def open_local(self) -> Iterator[tuple[pygit2.Repository | None, str]]:
+        """Yield the local repository that the remote names, or None for other remotes, and the fleet's folder in it."""
         local = self._remote.local_path
         if local is None:
             yield None, ""
@@ -286,7 +309,7 @@ class Fetcher(ABC):
 
     @abstractmethod
     def carry_out(self, order: FetchOrder) -> FetchResult:
-        """Carry out a task, and return its result. Raises `SourceError`, `SourceRefused` or `UsageError`."""
+        """Carry out a task, and return its result. Raises the errors in `ERRORS`."""
 
     def fetch(self, remote: Remote, state: Path, *, into_new_clone: bool) -> tuple[Revision, Head | None]:
         """Fetch the remote's reference into the clone in ``state``, or into a new clone there.
@@ -326,16 +349,16 @@ class InProcessFetcher(Fetcher):
             case "head":
                 return FetchResult(head=Upstream(remote, folder).read_head())
         with convert_errors(folder), open_repository(folder) as ours:
-            conversation = RemoteConnection(remote, None, ours, folder.with_name("home"))
+            connection = RemoteConnection(remote, None, ours, folder.with_name("home"))
             match order.work:
                 case "branch":
-                    conversation.fetch(f"+{remote.reference}:{_FETCHED}")
+                    connection.fetch(f"+{remote.reference}:{_FETCHED}")
                 case "tip":
-                    heads, head = conversation.list_references()
+                    heads, head = connection.list_references()
                     return FetchResult(revision=heads.get(remote.reference or HEAD, ""), head=head)
                 case "push":
                     ours.references.create(_PUSHED, order.pushed_commit, force=True)
-                    conversation.push(f"{_PUSHED}:{remote.reference}", order.expected_commit)
+                    connection.push(f"{_PUSHED}:{remote.reference}", order.expected_commit)
         return FetchResult()
 
 
