@@ -288,7 +288,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "artifacts/test_downloads_copies.py::test_a_file_of_an_image_without_a_size_is_read_to_a_limit",
         "publish/targets/test_s3.py::test_finding_s8_an_object_without_an_end_is_read_to_its_limit",
         "image_sources/test_find_releases.py::test_an_index_that_is_wrong_in_any_way_lists_no_release",
-        "artifacts/test_downloads_archives.py::test_an_archive_that_unpacks_to_far_more_is_refused",
+        "artifacts/test_archives.py::test_an_archive_that_unpacks_to_far_more_is_refused",
     ),
     "Redirected passwords": (
         "test_http_client.py::test_a_redirect_to_another_origin_carries_no_token",
