@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -9,11 +10,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from stat import S_ISREG
+from stat import S_ISDIR, S_ISREG
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
+from gitboot.fetchlog.log_entries import parse_instant
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown_machines
 from gitboot.files import ABSENT, write_atomically
 from gitboot.jsonio import format_instant
@@ -213,7 +215,7 @@ class PublishedTree:
                 found.append(self._parse_cached_file(file, _parse_status) or {})
         return max(
             [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)],
-            key=lambda each: str(each.get("clock", "")),
+            key=lambda each: _parse_time(each.get("clock")) or datetime.min.replace(tzinfo=UTC),
             default={},
         )
 
@@ -250,18 +252,44 @@ def _read_file(file: str, max_bytes: int | None = None) -> FileContent | None:
         if isinstance(error, OSError) and error.errno not in ABSENT:
             raise
         return None
-    with open(fd, "rb") as stream:
+    try:
         found = os.fstat(fd)
+        if S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
         if not S_ISREG(found.st_mode) or (max_bytes is not None and found.st_size > max_bytes):
             return None
-        return FileContent(file, (found.st_ino, found.st_mtime_ns, found.st_size), stream.read())
+        with open(fd, "rb", closefd=False) as stream:
+            return FileContent(file, (found.st_ino, found.st_mtime_ns, found.st_size), stream.read())
+    finally:
+        os.close(fd)
 
 
 def _parse_status(data: bytes) -> dict[str, Any]:
-    found = json.loads(data)
+    """Return an instance's status without malformed conditions, which another version of gitboot may have written.
+
+    Raises ValueError if the data does not contain a status.
+    """
+    try:
+        found = json.loads(data)
+    except RecursionError:
+        found = None
     if not isinstance(found, dict) or not isinstance(found.get("conditions"), list):
         raise ValueError("the file does not contain an instance's status")
-    return found
+    return {**found, "conditions": [each for each in found["conditions"] if _is_condition(each)]}
+
+
+def _is_condition(value: object) -> bool:
+    match value:
+        case {"type": str(), "status": bool(), "reason": str()}:
+            return True
+    return False
+
+
+def _parse_time(text: object) -> datetime | None:
+    """Return a time that an instance or this endpoint wrote, or None if the time is malformed."""
+    with suppress(ValueError):
+        return parse_instant(str(text))
+    return None
 
 
 def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:
@@ -348,7 +376,7 @@ class CheckedClock:
     @property
     def instance_time(self) -> datetime | None:
         """The last time that the instance wrote, or None if this process has not read such a time yet."""
-        return self._instance_time.astimezone(UTC) if self._instance_time is not None else None
+        return self._instance_time
 
     @property
     def instance_time_age_s(self) -> float | None:
@@ -379,24 +407,29 @@ class CheckedClock:
 
     def compare_with_instance(self, instance_time: object) -> None:
         """Compare this clock with a time that the instance wrote. Ignore a malformed time."""
-        with suppress(ValueError):
-            written_time, up_s = datetime.fromisoformat(str(instance_time)), self.up.seconds
-            is_first, is_new = self._instance_time is None, self._instance_time not in (None, written_time)
-            if is_first or is_new:
-                self._instance_time, self._seen_s = written_time, up_s
-            offset = self._clock() - written_time - timedelta(seconds=up_s - self._seen_s)
-            if is_first or is_new:
-                self._age_s = max(offset.total_seconds(), 0) if is_first else 0
-            if is_first or abs(offset) <= _MAX_OFFSET:
-                self._last_correct = written_time
-            self._is_compared |= is_new
-            if is_new and abs(offset) <= _MAX_OFFSET:
-                self._newest = None  # gitboot no longer uses the earlier times of this clock
-            if offset < -_MAX_OFFSET or (is_new and offset > _MAX_OFFSET):
-                self._set_offset(offset)
-                return
-            if not is_new and offset > _MAX_OFFSET and self.offset is not None and self.offset > timedelta():
-                return  # the clock is still ahead
+        if (written_time := _parse_time(instance_time)) is not None:
+            self._compare_with_time(written_time)
+        else:
+            self._check_saved_time()
+
+    def _compare_with_time(self, written_time: datetime) -> None:
+        up_s = self.up.seconds
+        is_first, is_new = self._instance_time is None, self._instance_time not in (None, written_time)
+        if is_first or is_new:
+            self._instance_time, self._seen_s = written_time, up_s
+        offset = self._clock() - written_time - timedelta(seconds=up_s - self._seen_s)
+        if is_first or is_new:
+            self._age_s = max(offset.total_seconds(), 0) if is_first else 0
+        if is_first or abs(offset) <= _MAX_OFFSET:
+            self._last_correct = written_time
+        self._is_compared |= is_new
+        if is_new and abs(offset) <= _MAX_OFFSET:
+            self._newest = None  # gitboot no longer uses the earlier times of this clock
+        if offset < -_MAX_OFFSET or (is_new and offset > _MAX_OFFSET):
+            self._set_offset(offset)
+            return
+        if not is_new and offset > _MAX_OFFSET and self.offset is not None and self.offset > timedelta():
+            return  # the clock is still ahead
         self._check_saved_time()
 
     def save(self) -> None:
@@ -438,9 +471,13 @@ def _read_saved_clock(path: Path | None) -> tuple[datetime | None, Uptime | None
 
     If one of these values is unknown, it is None.
     """
-    with suppress(OSError, ValueError):
-        words = path.read_text().split() if path is not None else []
-        if len(words) == 3:
-            return datetime.fromisoformat(words[0]), Uptime(words[2], float(words[1]))
-        return (datetime.fromisoformat(words[0]), None) if words else (None, None)
-    return None, None
+    words: list[str] = []
+    if path is not None:
+        with suppress(OSError, ValueError):
+            words = path.read_text().split()
+    saved_time = _parse_time(words[0]) if words else None
+    if saved_time is not None and len(words) == 3:
+        with suppress(ValueError):
+            if (seconds := float(words[1])) >= 0:  # this is false for NaN
+                return saved_time, Uptime(words[2], seconds)
+    return saved_time, None

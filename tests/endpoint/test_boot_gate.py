@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import re
 import shutil
 import signal
@@ -31,7 +32,7 @@ from gitboot.files import write_atomically
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.scalars import SystemUuid, byte_orders
 from gitboot.problems import Code
-from gitboot.publish.manifest import STATUS
+from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import TERMS, ServingTerms, state_path
 from gitboot.resolve.fleet_decisions import decide
@@ -1029,6 +1030,62 @@ def test_an_endpoint_reads_the_newer_status_of_its_instance(here: Site, tmp_path
         write_atomically(mine, in_state)
         write_atomically(published, in_tree)
         assert tree.read_status()["clock"] == format_instant(newest)
+
+
+@for_each("condition", [b"{}", b"1", b'{"type": "SourceReady"}', b'{"type": 1, "status": false, "reason": "Fetched"}'])
+def test_a_malformed_condition_of_a_status_is_ignored(here: Site, condition: bytes) -> None:
+    another = b'{"type": "LedgerNamed", "status": false, "reason": "AnotherLedger", "message": ""}'
+    for conditions, can_serve in ((condition, True), (condition + b", " + another, False)):
+        (here.root / STATUS).write_bytes(b'{"conditions": [' + conditions + b"]}")
+        tree = PublishedTree(here.root, lambda: here.now)
+        assert tree.can_serve is can_serve
+        types = [each["type"] for each in tree.read_status()["conditions"]]
+        assert types == [*([] if can_serve else ["LedgerNamed"]), "OutputTreeReadable"]
+
+
+def test_a_status_that_is_nested_too_deeply_is_ignored(here: Site) -> None:
+    (here.root / STATUS).write_bytes(b"[" * 100_000)
+    assert PublishedTree(here.root, lambda: here.now).can_serve
+
+
+@for_each("time", ["2026-11-20T21:01:00", "2026-11-20", "0001-01-01T00:00:00+14:00", "9999-12-31T23:00:00-14:00", "x"])
+def test_a_status_with_a_malformed_time_does_not_change_what_an_endpoint_serves(
+    here: Site, tmp_path: Path, time: str
+) -> None:
+    published = here.root / STATUS
+    say(here, BEFORE)
+    mine = tmp_path / "status.json"
+    tree = PublishedTree(here.root, lambda: here.now, status=mine)
+    mine.write_text(json.dumps({**json.loads(published.read_bytes()), "clock": time}))
+    assert tree.read_status()["clock"] == format_instant(BEFORE), "the malformed time is not the newer one"
+    published.unlink()
+    tree.refresh()
+    assert (tree.can_serve, tree.clock.problem, tree.clock.instance_time) == (True, None, BEFORE)
+
+
+@for_each("text", ["2026-11-20T21:00:00 1 this", "2026-11-20 1 this", "x y z", "9999-12-31T23:00:00-14:00"])
+def test_a_saved_clock_with_a_malformed_time_is_ignored(tmp_path: Path, text: str) -> None:
+    (tmp_path / "clock").write_text(f"{text}\n")
+    clock = CheckedClock(lambda: BEFORE, folder=tmp_path)
+    assert (clock.latest_time, clock.problem) == (None, None)
+
+
+@for_each("uptime", ["nan", "-1e300", "x"])
+def test_a_saved_clock_with_a_malformed_uptime_is_still_a_time_that_has_passed(tmp_path: Path, uptime: str) -> None:
+    (tmp_path / "clock").write_text(f"{format_instant(BEFORE)} {uptime} this\n")
+    clock = CheckedClock(lambda: BEFORE, folder=tmp_path, uptime=lambda: Uptime("this", 100))
+    assert (clock.latest_time, clock.problem) == (BEFORE, None)
+
+
+@for_each("path", [STATUS, MANIFEST, "boot/o/extra/tools"])
+def test_a_folder_with_the_name_of_a_file_is_not_kept_open(here: Site, path: str) -> None:
+    (here.root / path).unlink(missing_ok=True)
+    (here.root / path).mkdir(parents=True)
+    tree = PublishedTree(here.root, lambda: here.now)
+    responses, open_files = BootResponses(tree), len(os.listdir("/proc/self/fd"))
+    tree.refresh()
+    assert responses.find("/o/extra/tools", lambda: None, BEFORE) is None
+    assert len(os.listdir("/proc/self/fd")) == open_files
 
 
 # Reports of denials
