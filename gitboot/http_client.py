@@ -29,7 +29,7 @@ import urllib3
 from msgspec import Struct
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
-from urllib3.exceptions import HTTPError, NameResolutionError
+from urllib3.exceptions import ConnectTimeoutError, EmptyPoolError, HTTPError, NameResolutionError, NewConnectionError
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, UsageError
@@ -93,7 +93,6 @@ class RequestLimits:
         deadline_s: float,
         connect_s: float = _CONNECT_S,
         rate: MinimumRate | None = None,
-        is_loopback_only: bool = False,
     ) -> None:
         """Set the limits. ``connect_s`` is the time limit for the connection to each address, in seconds.
 
@@ -104,18 +103,24 @@ class RequestLimits:
         self._waited_s, self._arrived = 0.0, 0  # received bytes and waiting time in the current period of the rate
         self.connect_s = connect_s
         self._allowance = 0  # the number of bytes that gitboot may still receive
-        self.is_loopback_only = is_loopback_only
+        self.is_loopback_only = False  # whether the request may be sent only to this machine
         self.is_fresh = False  # whether the request has opened a new connection
 
     def remaining_s(self) -> float:
         """Return the number of seconds that the next step may take. Raises TimeoutError if no time remains."""
-        if self._is_body and self._rate is not None:
-            left_s = self._rate.period_s - self._waited_s
-        else:
-            left_s = self._ends_s - time.monotonic()
-        if left_s <= 0:
+        if (left_s := self._compute_left_s()) <= 0:
             raise _RequestTooSlow(self.timeout_message)
         return left_s
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no time remains for the next step."""
+        return self._compute_left_s() <= 0
+
+    def _compute_left_s(self) -> float:
+        if self._is_body and self._rate is not None:
+            return self._rate.period_s - self._waited_s
+        return self._ends_s - time.monotonic()
 
     @property
     def timeout_message(self) -> str:
@@ -130,7 +135,9 @@ class RequestLimits:
 
     def begin_body(self, size_bytes: int) -> None:
         """Start counting the next ``size_bytes`` of a body, including the bytes of the HTTP framing."""
-        self._is_body, self._allowance = True, 2 * size_bytes + _FRAMING_BYTES
+        if not self._is_body:
+            self._is_body, self._waited_s, self._arrived = True, 0.0, 0  # the headers do not count
+        self._allowance = 2 * size_bytes + _FRAMING_BYTES
 
     def count(self, size_bytes: int, waited_s: float) -> None:
         """Count received bytes and the time spent waiting for them. Raises OSError if a limit is exceeded."""
@@ -397,7 +404,7 @@ class AnswerStream:
         return content
 
     def close(self) -> None:
-        """Keep the connection open if the body was read to its end. Otherwise close the connection.
+        """Close the connection, unless the body was read to its end.
 
         The unread rest of a body may be gigabytes long.
         """
@@ -492,11 +499,13 @@ class HttpClient:
             self.check_credentials(url)
             if not all(value.isascii() and value.isprintable() for value in credentials.values()):
                 raise UsageError(f"the token for {format_host(url)} must be one line of printable ASCII characters")
-        is_plain = split_url(url).scheme == "http" and not self._allow_token_over_http
-        limits = RequestLimits(deadline_s=deadline_s, rate=rate, is_loopback_only=bool(credentials) and is_plain)
+        limits = RequestLimits(deadline_s=deadline_s, rate=rate)
         current_url, redirected_to = url, None
         for left in range(redirects, -1, -1):
-            sent = {**(headers or {}), **(credentials if parse_origin(current_url) == parse_origin(url) else {})}
+            current_credentials = credentials if parse_origin(current_url) == parse_origin(url) else {}
+            is_plain = split_url(current_url).scheme == "http" and not self._allow_token_over_http
+            limits.is_loopback_only = is_plain and bool(current_credentials)
+            sent = {**(headers or {}), **current_credentials}
             answer = AnswerStream(
                 self._send(method, current_url, sent, body, limits), current_url, redirected_to, limits
             )
@@ -620,6 +629,12 @@ def _describe_error(error: BaseException, limits: RequestLimits) -> str:
             return str(cause)
     for cause in causes:
         match cause:
+            case EmptyPoolError():
+                return "all connections to the host were in use until the deadline"
+            case NewConnectionError():
+                continue  # this subclass of ConnectTimeoutError has another cause
+            case ConnectTimeoutError() if not limits.has_ended:
+                return "the host did not accept a connection in time"
             case TimeoutError():
                 return limits.timeout_message
             case ssl.SSLCertVerificationError():

@@ -9,6 +9,8 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.cli.commands.artifacts import build_fetcher
 from gitboot.cli.instance_client import fetch_accepted_commit, open_instance
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
-from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, check_credentials
+from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, RequestLimits, check_credentials
 from tests.helpers.http_peers import Authority, StrangeAnswer, StrangeClient, strange_server
 from tests.helpers.instance_with_bmcs import run_command
 
@@ -235,6 +237,17 @@ def test_time_in_which_the_reader_is_busy_does_not_count_against_a_download() ->
         assert answer.read(10) == b"}"
 
 
+def test_the_time_for_the_head_does_not_count_against_a_download() -> None:
+    limits = RequestLimits(deadline_s=600, rate=MinimumRate(size_bytes=1000, period_s=60))
+    limits.begin_answer()
+    limits.count(100, waited_s=90)
+    limits.begin_body(1000)
+    assert limits.remaining_s() == 60
+    limits.count(100, waited_s=20)
+    limits.begin_body(1000)
+    assert limits.remaining_s() == 40
+
+
 def test_an_artifact_that_arrives_slowly_is_unknown() -> None:
     fetcher = WebFetcher(deadline_s=SHORT_S, rate=MinimumRate(size_bytes=1 << 20, period_s=SHORT_S))
     with strange_server(TRICKLES["body"]) as server:
@@ -387,6 +400,27 @@ def test_a_server_that_ends_each_connection_gets_one_request() -> None:
         with pytest.raises(HostUnreachable):
             HttpClient().request_json(server.url)
         assert len(server.requests) == 1
+
+
+def test_the_error_if_all_connections_to_a_host_are_in_use_names_the_cause() -> None:
+    client = HttpClient(connections_per_host=1)
+    with (
+        strange_server(TRICKLES["body"]) as server,
+        client.stream("GET", server.url),
+        pytest.raises(HostUnreachable, match="all connections to the host were in use"),
+    ):
+        client.request_json(server.url, deadline_s=SHORT_S)
+
+
+def test_a_host_that_accepts_no_connection_is_not_a_slow_response(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "RequestLimits", partial(RequestLimits, connect_s=0.1))
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as stack:
+        for _ in range(4):  # the queue of its connections is full
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        with pytest.raises(HostUnreachable, match="the host did not accept a connection in time"):
+            HttpClient().request_json(f"http://127.0.0.1:{full.getsockname()[1]}/", deadline_s=600)
 
 
 @pytest.fixture
