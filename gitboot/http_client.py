@@ -22,7 +22,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 import urllib3
@@ -456,7 +456,8 @@ class HttpClient:
         """Send a request and return the JSON response, without following redirects.
 
         The method is GET by default, or POST if there is a ``body``. Raises `HostUnreachable` if no complete response
-        arrives, and `UsageError` if gitboot must not send the credentials to the URL.
+        arrives. Raises `UsageError` if the URL or the proxy is not usable, or if gitboot must not send the credentials
+        to the URL.
         """
         sent = {"Accept": "application/json", **(headers or {})}
         content = None if body is None else json.dumps(body).encode()
@@ -490,7 +491,8 @@ class HttpClient:
         The deadline applies to the complete request: name resolution, connection, TLS, redirects, headers and body.
         With a ``rate``, only the rate applies to the body. ``credentials`` are headers that gitboot sends only to the
         origin of ``url``. Without ``redirects``, the method yields a redirect like any other response. Raises
-        `HostUnreachable` if the request fails, and `UsageError` if gitboot must not send the credentials to ``url``.
+        `HostUnreachable` if the request fails. Raises `UsageError` if the URL or the proxy is not usable, or if gitboot
+        must not send the credentials to ``url``.
         """
         credentials = {name: value for name, value in (credentials or {}).items() if value}
         if secret := sorted(name for name in headers or {} if name.lower() in _SECRET_HEADERS):
@@ -565,17 +567,7 @@ class HttpClient:
         return trusted
 
     def _get_pool(self, url: str) -> urllib3.PoolManager:
-        parts = split_url(url)
-        host, proxy = parts.hostname or "", None
-        if self._uses_proxies and not is_loopback(host) and not proxy_bypass(host):
-            proxy = getproxies().get(parts.scheme)
-        if proxy is not None:
-            proxy = proxy if "://" in proxy else f"http://{proxy}"
-            if not proxy.startswith("http://"):
-                raise UsageError(
-                    f"the proxy in the environment has a {urlsplit(proxy).scheme}:// URL, but gitboot supports "
-                    "only http:// proxies"
-                )
+        proxy = _find_proxy(split_url(url)) if self._uses_proxies else None
         with self._pools_lock:
             if proxy not in self._pools:
                 options: dict[str, Any] = {
@@ -584,15 +576,43 @@ class HttpClient:
                     "block": True,  # the maximum number of connections to a host
                     "ssl_context": self._trust_context,
                 }
-                if proxy is None:
-                    pool = urllib3.PoolManager(**options)
-                else:
-                    login = urllib3.util.parse_url(proxy).auth
-                    proxy_headers = urllib3.make_headers(proxy_basic_auth=login) if login else None
-                    pool = urllib3.ProxyManager(proxy, proxy_headers=proxy_headers, **options)
+                pool = urllib3.PoolManager(**options) if proxy is None else _build_proxy_manager(proxy, options)
                 pool.pool_classes_by_scheme = {"http": _HttpPool, "https": _HttpsPool}
                 self._pools[proxy] = pool
             return self._pools[proxy]
+
+
+def _find_proxy(target: SplitResult) -> str | None:
+    """Return the URL of the proxy that the environment defines for a target, or None if there is no such proxy."""
+    host = target.hostname or ""
+    if is_loopback(host) or proxy_bypass(host) or proxy_bypass(target.netloc):  # NO_PROXY may contain ports
+        return None
+    proxy = getproxies().get(target.scheme)
+    return f"http://{proxy}" if proxy is not None and "://" not in proxy else proxy
+
+
+def _build_proxy_manager(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:
+    """Return a connection pool for a proxy. Raises `UsageError`, without the proxy's password, if that is not possible.
+
+    The user name and the password in the URL are percent-encoded (RFC 3986, 3.2.1).
+    """
+    if not proxy.startswith("http://"):
+        raise UsageError(
+            "the proxy in the environment is not an http:// URL, but gitboot supports only http:// proxies"
+        )
+    try:
+        parts = urlsplit(proxy)
+        login, _, address = parts.netloc.rpartition("@")
+        if not parts.hostname or parts.port == 0 or address != urlsplit(redact_url(proxy)).netloc:
+            raise ValueError("there is no host, or an @ after the host")
+        decoded_login = unquote_to_bytes(login).decode("latin-1")  # the encoding that urllib3 reverses
+        headers = urllib3.make_headers(proxy_basic_auth=decoded_login) if login else None
+        return urllib3.ProxyManager(f"http://{address}", proxy_headers=headers, **options)
+    except ValueError:
+        raise UsageError(
+            "the proxy in the environment is not a valid URL: expected http://HOST:PORT, or http://USER:PASSWORD@HOST:"
+            "PORT with percent-encoded special characters"
+        ) from None
 
 
 def _resolve_redirect(url: str, location: str) -> str:
@@ -606,8 +626,9 @@ def _resolve_redirect(url: str, location: str) -> str:
     except (ValueError, UsageError):
         before, after = "", None
     if after != before and (before, after) != ("http", "https"):
+        shown_location = redact_url(location).partition("?")[0][:_LONGEST_DETAIL]  # a query may contain a signature
         raise RedirectRefused(
-            f"{format_host(url)} redirects to {location[:_LONGEST_DETAIL]!r}, but gitboot follows a redirect only to a "
+            f"{format_host(url)} redirects to {shown_location!r}, but gitboot follows a redirect only to a "
             "valid URL with the same scheme, or from http to https"
         )
     return target

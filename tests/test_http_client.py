@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
 import os
@@ -336,6 +337,30 @@ def test_a_redirect_to_another_origin_carries_no_token() -> None:
     assert b"very-secret" not in other.requests[0]
 
 
+def test_the_target_of_a_redirect_without_credentials_may_be_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_client, "is_loopback", lambda host: host != "127.0.0.2")
+    with socket.create_server(("127.0.0.2", 0)) as other:
+        threading.Thread(target=_answer_once, args=(other,), daemon=True).start()
+        with (
+            strange_server(leading_to(f"http://127.0.0.2:{other.getsockname()[1]}/")) as server,
+            HttpClient().stream("GET", server.url, credentials=TOKEN, redirects=5) as answer,
+        ):
+            assert answer.read_whole(10) == b"{}"
+
+
+@pytest.mark.parametrize(
+    "target", ["https://me:s3cret@boot.test/there", "http://boot.test:x/there?key=s3cret", "//me:s3/cret@boot.test/"]
+)
+def test_a_refused_redirect_shows_its_target_without_secrets(target: str) -> None:
+    with (
+        strange_server(leading_to(target)) as server,
+        pytest.raises(RedirectRefused, match=r"redirects to '[^']*boot\.test") as raised,
+        HttpClient().stream("GET", server.url, redirects=5),
+    ):
+        pass
+    assert "s3" not in str(raised.value)
+
+
 def test_a_redirect_within_an_origin_carries_the_token() -> None:
     def answer(client: StrangeClient) -> None:
         is_first = b"GET / " in server.requests[-1]
@@ -459,6 +484,43 @@ def test_finding_p13_commands_fetch_artifacts_through_the_proxy_of_the_environme
         with pytest.raises(HostUnreachable):
             WebFetcher().head(url)  # as machines do, for the instance
     assert server.requests[0].startswith(b"GET http://mirror.invalid/vmlinuz HTTP/1.1\r\n")
+
+
+def test_the_login_of_a_proxy_is_decoded(proxy: Callable[[str], None]) -> None:
+    with strange_server(sending(OK, b"Content-Length: 2\r\n\r\n{}")) as server:
+        proxy(server.url.replace("//", "//me:p%40ss%3A%2F%C3%A9%25@"))
+        HttpClient().request_json("http://boot.invalid/")
+    header = b"Proxy-Authorization: Basic " + base64.b64encode("me:p@ss:/é%".encode())
+    assert header.lower() in server.requests[0].lower()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://me:s3cret@proxy:99999", "http://me:s3cret@proxy:x", "http://me:s3cret@[bad", "http://me:s3cret@"),
+        *("http://me:pa/s3cret@proxy:8080", "http://me:1/s3cret@proxy", "me:s3#cret@proxy:8080", "http://", "a b"),
+        *("https://[bad", "https://me:s3cret@proxy", "socks5://me:s3cret@proxy:x"),
+    ],
+)
+def test_a_proxy_that_cannot_be_used_is_an_error_without_its_password(proxy: Callable[[str], None], url: str) -> None:
+    proxy(url)
+    with pytest.raises(UsageError, match=r"^the proxy in the environment ") as raised:
+        HttpClient().request_json("http://boot.invalid/")
+    assert not any(each in str(raised.value) for each in ("s3", "cret", "pa/"))
+
+
+@pytest.mark.parametrize("excluded", ["boot.invalid:81", "boot.invalid", "fd00::1"])
+def test_no_proxy_may_contain_a_port(
+    proxy: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, excluded: str
+) -> None:
+    host = "[fd00::1]" if excluded == "fd00::1" else "boot.invalid"
+    monkeypatch.setenv("no_proxy", excluded)
+    monkeypatch.setattr(http_client, "resolve_host", lambda *_: ["127.0.0.1"])
+    with strange_server(sending(OK, b"Content-Length: 2\r\n\r\n{}")) as server:
+        proxy(server.url)
+        with pytest.raises(HostUnreachable):
+            HttpClient().request_json(f"http://{host}:81/")
+        assert server.requests == []
 
 
 def test_a_slow_proxy_ends_at_the_deadline(proxy: Callable[[str], None]) -> None:
