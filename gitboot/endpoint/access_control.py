@@ -204,10 +204,11 @@ class OperatorAccess:
 
 def _is_bound_to(address: tuple[str, int] | None, server: tuple[str, int | None] | None) -> bool:
     """Return whether the socket that listens at ``address`` accepted a connection whose local address is ``server``."""
-    wildcards = ("0.0.0.0", "::")  # noqa: S104 - gitboot only compares these addresses, and does not listen on them
-    return (
-        address is not None and server is not None and address[1] == server[1] and address[0] in (server[0], *wildcards)
-    )
+    if address is None or server is None or address[1] != server[1]:
+        return False
+    # A socket at 0.0.0.0 accepts only IPv4 connections. A socket at :: reports their addresses as ::ffff:10.0.0.1.
+    wildcard = "::" if ":" in server[0] else "0.0.0.0"  # noqa: S104 - gitboot only compares this address
+    return address[0] in (server[0], wildcard)
 
 
 class CredentialFiles:

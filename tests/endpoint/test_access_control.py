@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from gitboot.endpoint import connections
-from gitboot.endpoint.access_control import LOOPBACK, Tokens, build_network_matcher, find_client_address
+from gitboot.endpoint.access_control import LOOPBACK, OperatorAccess, Tokens, build_network_matcher, find_client_address
 from gitboot.endpoint.api import WEBHOOK_PATH, PushSecret, Webhooks
 from gitboot.endpoint.app import ClientRules, Endpoint
 from gitboot.endpoint.connections import ClientQuota
@@ -191,6 +191,30 @@ def test_t12_operators_have_their_own_socket(made: Site, tmp_path: Path, workers
         assert get(operators + ENTRY).status_code == 404
         assert [get(f"{url}/").status_code for url in (operators, machines)] == [200, 404]
         assert get(f"{operators}/healthz").status_code == 200
+
+
+@for_each(
+    ("operators", "local_address", "expected"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "127.0.0.2", False),
+        ("0.0.0.0", "127.0.0.1", True),
+        ("0.0.0.0", "::1", False),
+        ("0.0.0.0", "::ffff:127.0.0.1", False),
+        ("::", "::1", True),
+        ("::", "::ffff:127.0.0.1", True),
+        ("::", "127.0.0.1", False),
+    ],
+)
+def test_t12_a_socket_of_the_other_ip_version_is_not_the_socket_of_operators(
+    operators: str, local_address: str, expected: bool
+) -> None:
+    access = OperatorAccess(
+        is_operator=lambda _: True, is_proxy=lambda _: False, names=(), tokens=None, operators_socket=(operators, 8080)
+    )
+    assert access.is_operators_socket((local_address, 8080)) is expected
+    assert access.is_machines_socket((local_address, 8080)) is not expected
+    assert not access.is_operators_socket((local_address, 8081))
 
 
 OTHER_SPELLINGS: Final = (
