@@ -131,17 +131,19 @@ class Loop:
             BackgroundThread(self._fetch_repeatedly, name="fetch", on_death=self._record_fetch_failure),
             BackgroundThread(self._watch_stages, name="stages"),
         ]
-        for thread in threads:
-            thread.start()
         # File system events may be missed, but the poll finds every new commit.
         fetch = partial(self._fetches.wake, WakeCause.COMMIT)
-        with notify_on_death(self.wake), watch_folders(*self._source.watch_paths(), wake=fetch):
-            while not self._stopping and not self._wakes.is_stopped:
-                self._wait_for(self._reconcile(endpoints=endpoints() if endpoints is not None else None))
-        self.stop()
-        self._stopped.set()
-        for thread in threads:
-            thread.join(timeout_s=1)  # a thread that hangs on the network ends with the process
+        try:
+            for thread in threads:
+                thread.start()
+            with notify_on_death(self.wake), watch_folders(*self._source.watch_paths(), wake=fetch):
+                while not self._stopping and not self._wakes.is_stopped:
+                    self._wait_for(self._reconcile(endpoints=endpoints() if endpoints is not None else None))
+        finally:
+            self.stop()
+            self._stopped.set()
+            for thread in threads:
+                thread.join(timeout_s=1)  # a thread that hangs on the network ends with the process
 
     def _wait_for(self, due: datetime | None) -> None:
         """Wait until there is a reason to reconcile.
@@ -237,11 +239,12 @@ class Loop:
         )
 
     def _record_fetch_failure(self, message: str) -> None:
-        self._fetched = LastFetch(
+        self._fetched = replace(
+            self._fetched or LastFetch(),
             reason="SourceError",
             message=f"gitboot's fetch thread failed: {message}",
             failed=True,
-            commit=self._fetched.commit if self._fetched is not None else None,
+            began=None,
         )
 
     def _fetch_repeatedly(self) -> None:

@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from threading import Thread
+from unittest import mock
 
 import pytest
 
 from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.loop import Loop, WakeCause, WakeSignal
 from gitboot.controller.reconcile import Reconciler
+from gitboot.errors import LedgerError
 from gitboot.fleet.revision import Revision
 from gitboot.process_resources import pause_garbage_collection
 from gitboot.publish.manifest import STATUS
@@ -176,6 +178,36 @@ def test_an_unreachable_source_is_a_condition_and_is_reported_once(tmp_path: Pat
         away.rename(repository.bare)
         running.run_once()
         assert conditions(parts)["SourceReady"] is True
+
+
+def test_the_threads_of_a_loop_end_with_the_loop_if_a_reconcile_raises(
+    tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a standby, the process continues after the error."""
+    with run_in_process(tmp_path, repository.bare) as parts:
+        running, before = make_loop(parts), set(threading.enumerate())
+        monkeypatch.setattr(parts.reconciler, "reconcile", mock.Mock(side_effect=LedgerError("the database is away")))
+        with pytest.raises(LedgerError):
+            running.run()
+        assert running.wait(0)
+        eventually(lambda: not {each.name for each in set(threading.enumerate()) - before} & {"fetch", "stages"})
+
+
+def test_a_dead_fetch_thread_does_not_change_the_condition_of_the_branch(
+    tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wake_signal = TrackedBell()
+    first = git(repository.work, "rev-parse", "HEAD")
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with run_in_process(tmp_path, repository.bare, wake=wake_signal.wake) as parts, run_loop(parts, wake_signal):
+        wait_until_applied(parts, first, wake_signal)
+        git(repository.bare, "branch", "other")
+        git(repository.bare, "symbolic-ref", "HEAD", "refs/heads/other")
+        eventually(lambda: conditions(parts).get("BranchFollowed") is False)
+        monkeypatch.setattr(parts.source, "fetch", mock.Mock(side_effect=RuntimeError("a bug")))
+        git(repository.bare, "branch", "another")  # a fetch follows
+        eventually(lambda: not conditions(parts)["SourceReady"])
+        assert conditions(parts).get("BranchFollowed") is False
 
 
 def test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends(
