@@ -6,14 +6,15 @@ import errno
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from queue import SimpleQueue
 from secrets import token_hex
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.fetchlog.log_entries import Observation, Outcome, parse_instant
@@ -140,7 +141,12 @@ class SpoolFile:
 
 class _QueuedLine(NamedTuple):
     line: bytes
-    written: Future[None]
+    future: Future[None]
+
+
+class _QueuedCall(NamedTuple):
+    function: Callable[[], Any]
+    future: Future[Any]
 
 
 class Spool:
@@ -153,36 +159,40 @@ class Spool:
     def __init__(self, folder: Path, max_bytes: int = MAX_SPOOL_FILE_BYTES) -> None:
         self.folder = folder
         self._file = SpoolFile(folder, max_bytes)
-        self._queue: SimpleQueue[_QueuedLine | Callable[[], None] | None] = SimpleQueue()
+        self._queue: SimpleQueue[_QueuedLine | _QueuedCall | None] = SimpleQueue()
+        self._is_closed = False
+        self._close_lock = threading.Lock()  # held to queue an item or to close the queue
         self._thread = BackgroundThread(self._run, name="spool", first_pause_s=_RESTART_S)
         self._thread.start()
 
     def record(self, observation: Observation) -> Future[None]:
         """Return a future that completes when the observation is synced, or fails with OSError."""
-        entry = _QueuedLine(encode_line(observation), Future())
-        self._queue.put(entry)
-        return entry.written
+        return self._enqueue(_QueuedLine(encode_line(observation), Future()))
 
     def run_in_writer(self, function: Callable[[], _T]) -> Future[_T]:
         """Call a function in the writer thread after all earlier lines are written.
 
-        Return a future for the result of the function.
+        Return a future for the result of the function. The future fails with OSError if the function was not called.
         """
-        done: Future[_T] = Future()
+        return self._enqueue(_QueuedCall(function, Future()))
 
-        def run() -> None:
-            if done.set_running_or_notify_cancel():
-                try:
-                    done.set_result(function())
-                except BaseException as error:  # noqa: BLE001 - the future raises the error in the caller
-                    done.set_exception(error)
-
-        self._queue.put(run)
-        return done
+    def _enqueue(self, item: _QueuedLine | _QueuedCall) -> Future[Any]:
+        with self._close_lock:
+            if self._is_closed:
+                item.future.set_exception(OSError("the spool is closed"))
+            else:
+                self._queue.put(item)
+        return item.future
 
     def close(self) -> None:
-        self._queue.put(None)
+        """Write the queued lines, and end the writer thread. A later line or function fails with OSError."""
+        with self._close_lock:
+            self._is_closed = True
+            self._queue.put(None)
         self._thread.join()
+        while not self._queue.empty():  # the thread has ended before, with an error
+            if (item := self._queue.get()) is not None:
+                _fail_unfinished([item])
         self._file.close()
 
     def _run(self) -> None:
@@ -191,15 +201,13 @@ class Spool:
             try:
                 self._write_queued_items(items)
             finally:
-                for each in items:  # callers must not wait for a thread that has ended
-                    if isinstance(each, _QueuedLine) and not each.written.done():
-                        each.written.set_exception(OSError("the spool's writer thread ended with an error"))
+                _fail_unfinished(items)
             if is_closed:
                 return
 
-    def _write_queued_items(self, items: list[_QueuedLine | Callable[[], None]]) -> None:
+    def _write_queued_items(self, items: list[_QueuedLine | _QueuedCall]) -> None:
         lines = (each for each in items if isinstance(each, _QueuedLine))
-        entries = [each for each in lines if each.written.set_running_or_notify_cancel()]
+        entries = [each for each in lines if each.future.set_running_or_notify_cancel()]
         failure = None
         try:
             if entries:
@@ -208,16 +216,17 @@ class Spool:
             failure = error
         for entry in entries:
             if failure is not None:
-                entry.written.set_exception(failure)
+                entry.future.set_exception(failure)
             else:
-                entry.written.set_result(None)
+                entry.future.set_result(None)
         for each in items:
-            if not isinstance(each, _QueuedLine):
-                each()
+            if isinstance(each, _QueuedCall) and each.future.set_running_or_notify_cancel():
+                try:
+                    each.future.set_result(each.function())
+                except BaseException as error:  # noqa: BLE001 - the future raises the error in the caller
+                    each.future.set_exception(error)
 
-    def _take_queued_items(
-        self, first_item: _QueuedLine | Callable[[], None]
-    ) -> tuple[list[_QueuedLine | Callable[[], None]], bool]:
+    def _take_queued_items(self, first_item: _QueuedLine | _QueuedCall) -> tuple[list[_QueuedLine | _QueuedCall], bool]:
         """Return all queued items, and whether `close` was called."""
         items = [first_item]
         while len(items) < _MAX_BATCH_LINES and not self._queue.empty():
@@ -225,6 +234,13 @@ class Spool:
                 return items, True
             items.append(each)
         return items, False
+
+
+def _fail_unfinished(items: Iterable[_QueuedLine | _QueuedCall]) -> None:
+    """Fail the futures that are not complete, because callers must not wait for a thread that has ended."""
+    for each in items:
+        if not each.future.done():
+            each.future.set_exception(OSError("the spool's writer thread ended with an error"))
 
 
 def encode_line(observation: Observation) -> bytes:
@@ -413,14 +429,16 @@ class ForwardedBatch(NamedTuple):
 
 
 def read_batch(path: Path, writer: SpoolWriter, begin: int) -> ForwardedBatch:
-    """Return the complete lines of a writer's file after ``begin``, up to the size of a batch.
+    """Return the complete lines of a writer's file after ``begin``, up to the size of a batch, but at least one line.
 
-    If there are no more lines, the batch is empty.
+    If there are no more complete lines, the batch is empty.
     """
     found = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)
         found = file.read(MAX_BATCH_BYTES)
+        if b"\n" not in found:
+            found += file.readline()  # the first line is longer than a batch, and is therefore invalid
     return ForwardedBatch(writer, begin, found[: found.rfind(b"\n") + 1])
 
 

@@ -298,6 +298,52 @@ def test_a_deleted_folder_fails_each_observation(tmp_path: Path) -> None:
     spooled.close()
 
 
+def test_all_that_waits_for_a_writer_thread_that_fails_gets_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, gate = threading.Event(), threading.Event()
+    failures: list[threading.ExceptHookArgs] = []
+
+    def fail(_: SpoolFile, lines: bytes) -> None:
+        begun.set()
+        gate.wait(60)
+        raise MemoryError
+
+    monkeypatch.setattr(threading, "excepthook", failures.append)
+    spooled = Spool(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(SpoolFile, "append", fail)
+        first = spooled.record(observation(1))
+        begun.wait(60)
+        waiting, called = spooled.record(observation(2)), spooled.run_in_writer(lambda: 1)
+        gate.set()
+        for future in (first, waiting, called):
+            with pytest.raises(OSError, match="writer thread"):
+                future.result(timeout=60)
+    spooled.record(observation(3)).result(timeout=60)
+    spooled.close()
+    assert len(failures) == 2
+    assert read_new_lines(tmp_path, {}).observations == [observation(3)]
+
+
+def test_a_closed_spool_rejects_each_observation(tmp_path: Path) -> None:
+    spooled = Spool(tmp_path)
+    spooled.close()
+    for future in (spooled.record(observation()), spooled.run_in_writer(lambda: 1)):
+        with pytest.raises(OSError, match="closed"):
+            future.result(timeout=0)
+
+
+def test_a_line_that_is_longer_than_a_batch_is_read_as_one_batch(tmp_path: Path, spool_file: SpoolFile) -> None:
+    long = b"x" * (2 * spool.MAX_BATCH_BYTES) + b"\n"
+    spool_file.append(long + encode_line(observation()))
+    (path,) = tmp_path.glob("*.jsonl")
+    writer = spool.SpoolWriter("spool", path.stem)
+    batch = spool.read_batch(path, writer, 0)
+    assert batch.lines == long
+    assert spool.read_batch(path, writer, batch.end).lines == encode_line(observation())
+
+
 # Many at once, and too late
 
 
