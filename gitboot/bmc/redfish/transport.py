@@ -218,7 +218,7 @@ class BmcAdapter(HTTPAdapter):
 
     def _send_once(self, request: PreparedRequest, limits: RequestLimits, *args: Any, **kwargs: Any) -> Response:
         if request.method not in _READ_METHODS:
-            self._policy.check_fence(is_read_only=SESSIONS_PATH in (request.url or ""))
+            self._policy.check_fence(is_read_only=_is_login_or_logout(request))
         with apply_limits(limits):
             limits.begin_answer()
             try:
@@ -250,6 +250,13 @@ class BmcAdapter(HTTPAdapter):
         if redirected is not None and redirected[0] == request.url:
             return redirected[1]
         return RequestLimits(deadline_s=min(connect_s + answer_s, self._policy.remaining_s()), connect_s=connect_s)
+
+
+def _is_login_or_logout(request: PreparedRequest) -> bool:
+    path = urlsplit(request.url or "").path
+    if request.method == "DELETE":
+        return path.startswith(f"{SESSIONS_PATH}/")
+    return request.method == "POST" and path.rstrip("/") == SESSIONS_PATH
 
 
 def _check_redirect(request: PreparedRequest, response: Response) -> None:

@@ -10,7 +10,7 @@ from msgspec import structs
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import QUIRKS, find_quirks
-from gitboot.bmc.redfish.transport import ConnectionPolicy, parse_origin
+from gitboot.bmc.redfish.transport import SESSIONS_PATH, ConnectionPolicy, parse_origin
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
 from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each
@@ -95,6 +95,21 @@ def test_a_lease_that_is_lost_during_a_redirect_stops_the_write(rack: Rack) -> N
     with pytest.raises(LeaseLost):
         bmc.set_override(ONCE.override, bmc.observe())
     assert rack.machine.override["BootSourceOverrideEnabled"] == "Disabled"
+
+
+@pytest.mark.parametrize("link", ["{path}?{sessions}", "{path}#{sessions}", "{sessions}/../../..{path}"])
+def test_no_link_of_a_bmc_makes_another_change_count_as_a_login(rack: Rack, link: str) -> None:
+    """Without the lease, gitboot may log in and out, and change nothing else."""
+
+    def fence() -> None:
+        raise LeaseLost("another acts")
+
+    bmc = rack.connect(policy=ConnectionPolicy(fence=fence, ending_fence=lambda: None))
+    path = link.format(path=rack.machine.reset_path, sessions=SESSIONS_PATH)
+    seen = structs.replace(bmc.observe(), reset_action=path)
+    with pytest.raises(LeaseLost):
+        bmc.reset(ResetType.FORCE_RESTART, seen)
+    assert rack.machine.resets == 0
 
 
 @for_each("form", ["{url}{path}", "//{host}{path}", "{upper}{path}"])
