@@ -223,24 +223,17 @@ class BmcAdapter(HTTPAdapter):
             limits.begin_answer()
             try:
                 response = super().send(request, *args, **kwargs)
+                try:
+                    _check_redirect(request, response)
+                    limits.begin_body(MAX_ANSWER_BYTES)
+                    _read_body(response)
+                except BaseException:
+                    response.close()
+                    raise
+            except RequestAborted:
+                raise
             except RequestException:
                 self._policy.remaining_s()  # raise a clearer error if the task's time limit has caused the timeout
-                raise
-            try:
-                _check_redirect(request, response)
-                limits.begin_body(MAX_ANSWER_BYTES)
-                body = bytearray()
-                for chunk in response.iter_content(_CHUNK_BYTES):
-                    body += chunk
-                    if len(body) > MAX_ANSWER_BYTES:
-                        raise RequestAborted(BmcUnreachable, f"the response is larger than {MAX_ANSWER_BYTES} bytes")
-                # The library requests stores the body in this attribute.
-                response._content = b"" if _is_malformed_error(response.status_code, bytes(body)) else bytes(body)
-                # Redfish requires UTF-8 (DSP0266 6.5). The library requests would need seconds to guess the encoding of
-                # random bytes.
-                response.encoding = "utf-8"
-            except BaseException:
-                response.close()
                 raise
         return response
 
@@ -273,6 +266,20 @@ def _check_redirect(request: PreparedRequest, response: Response) -> None:
             BmcRejected,
             f"{response.status_code}: the BMC redirects to {location}, but gitboot does not follow this redirect",
         )
+
+
+def _read_body(response: Response) -> None:
+    """Store the complete body in a response. Raises `RequestAborted` if the body is too large."""
+    body = bytearray()
+    for chunk in response.iter_content(_CHUNK_BYTES):
+        body += chunk
+        if len(body) > MAX_ANSWER_BYTES:
+            raise RequestAborted(BmcUnreachable, f"the response is larger than {MAX_ANSWER_BYTES} bytes")
+    # The library requests stores the body in this attribute.
+    response._content = b"" if _is_malformed_error(response.status_code, bytes(body)) else bytes(body)
+    # Redfish requires UTF-8 (DSP0266 6.5). The library requests would need seconds to guess the encoding of random
+    # bytes.
+    response.encoding = "utf-8"
 
 
 def _get_redirect_target(request: PreparedRequest, response: Response) -> str:
@@ -329,11 +336,11 @@ class _TlsConnection(_Connection, LimitedTlsConnection):
 
     def connect(self) -> None:
         super().connect()
-        if isinstance(self.sock, ssl.SSLSocket):
-            self._policy.check_certificate(
-                self.sock.getpeercert(binary_form=True) or b"",
-                is_verified=self.sock.context.verify_mode is not ssl.CERT_NONE,
-            )
+        assert isinstance(self.sock, ssl.SSLSocket)  # noqa: S101 - gitboot does not use a proxy for BMCs
+        self._policy.check_certificate(
+            self.sock.getpeercert(binary_form=True) or b"",
+            is_verified=self.sock.context.verify_mode is not ssl.CERT_NONE,
+        )
 
 
 def _build_pool(

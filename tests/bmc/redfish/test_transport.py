@@ -15,6 +15,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc import worker_pool
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.bmc.override_state import BmcObservation, Override, OverrideState, WantedOverride
 from gitboot.bmc.power_steps import PowerOperation, ResetType, WantedPowerChange
@@ -26,7 +27,7 @@ from gitboot.errors import BmcChanged, BmcUnreachable
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials
 from tests.helpers.cases import for_each
-from tests.helpers.http_peers import Authority
+from tests.helpers.http_peers import Authority, StrangeClient, strange_server
 from tests.helpers.redfish_double import server
 from tests.helpers.redfish_double.profiles import GENERIC, IDRAC9, XCC, Drive, Profile
 from tests.helpers.redfish_double.server import SESSIONS, Body, Drop, Fault, Redirect, Slow, Status, Truncated
@@ -524,6 +525,19 @@ def test_a_task_ends_at_its_deadline_even_if_each_request_gets_a_response(rack: 
             bmc.media.with_slots(seen)
         assert len(rack.server.service.requests) < 8000
         assert bmc.observe().power == "On", "the deadline is that of the job"
+
+
+def test_a_task_that_reaches_its_deadline_within_a_body_says_so() -> None:
+    def answer(client: StrangeClient) -> None:
+        client.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n{")
+        client.wait()
+
+    credentials, policy = Credentials(name="", username="admin", password="secret"), ConnectionPolicy(total_s=0.5)
+    with strange_server(answer) as server:
+        bmc = BmcConnection(server.url, credentials, system="/redfish/v1/Systems/1", policy=policy)
+        with policy.measure_requests(), pytest.raises(BmcUnreachable, match=r"the BMC took more than 0\.5 s in total"):
+            bmc.observe()
+        bmc.close(log_out=False)
 
 
 def test_a_task_that_reaches_its_deadline_waits_for_the_next_one(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
