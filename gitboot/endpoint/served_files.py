@@ -1,4 +1,4 @@
-"""Served files: read the output tree, and compare this host's clock with the instance's clock."""
+"""Served files: read the output tree and the status of the instance."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
-from gitboot.fetchlog.log_entries import parse_instant
+from gitboot.endpoint.checked_clock import CheckedClock, parse_written_time
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown_machines
-from gitboot.files import ABSENT, write_atomically
+from gitboot.files import ABSENT
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.publish.tree_reader import StopReader, add_stop_condition, list_stop_folders
@@ -33,8 +33,7 @@ from gitboot.render.endpoint_files import (
     state_path,
 )
 from gitboot.render.paths import IdentityKind, format_identity
-from gitboot.status.conditions import STALE_S, find_remedy
-from gitboot.system_clock import ClockState, Uptime, read_uptime
+from gitboot.status.conditions import find_remedy
 
 _logger = logging.getLogger(__name__)
 REFRESH_S: Final = 1  # the time between two reads of the manifest and the status
@@ -215,7 +214,7 @@ class PublishedTree:
                 found.append(self._parse_cached_file(file, _parse_status) or {})
         return max(
             [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)],
-            key=lambda each: _parse_time(each.get("clock")) or datetime.min.replace(tzinfo=UTC),
+            key=lambda each: parse_written_time(each.get("clock")) or datetime.min.replace(tzinfo=UTC),
             default={},
         )
 
@@ -285,13 +284,6 @@ def _is_condition(value: object) -> bool:
     return False
 
 
-def _parse_time(text: object) -> datetime | None:
-    """Return a time that an instance or this endpoint wrote, or None if the time is malformed."""
-    with suppress(ValueError):
-        return parse_instant(str(text))
-    return None
-
-
 def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMachine | None:
     """Return an unknown machine with the name of the server whose document contains one of the machine's identities.
 
@@ -313,171 +305,3 @@ def read_unknown_machines(tree: PublishedTree) -> UnknownMachines | None:
     """Return the unknown machines that the instance has published, or None if it has published none."""
     found = tree.read(UNKNOWN)
     return parse_unknown_machines(found.content) if found is not None else None
-
-
-_MAX_OFFSET: Final = timedelta(seconds=30)
-_SAVE_INTERVAL: Final = timedelta(minutes=1)
-_SAVED_FILE: Final = "clock"
-
-
-class CheckedClock:
-    """This host's clock, which gitboot compares with the times in the instance's status.
-
-    If this clock is behind, gitboot detects this immediately. The clock's time is then earlier than the instance's
-    time, or earlier than the clock's own last time, which gitboot saves in ``folder`` for the next process.
-
-    If this clock is ahead, the times look the same as if the instance had stopped writing, or as if the output tree
-    were an old copy. gitboot can tell these cases apart only after the instance has written a time between two
-    comparisons. Until then, gitboot does not trust the clock unless the kernel reports that the clock is synchronized.
-    After `STALE_S` seconds, the instance counts as silent, and gitboot no longer waits for the instance to write a
-    time.
-    """
-
-    def __init__(
-        self,
-        clock: Callable[[], datetime],
-        *,
-        clock_state: Callable[[], ClockState] = lambda: ClockState.UNKNOWN,
-        folder: Path | None = None,
-        uptime: Callable[[], Uptime] = read_uptime,
-    ) -> None:
-        self._clock, self._clock_state, self._uptime = clock, clock_state, uptime
-        self._saved_file = folder / _SAVED_FILE if folder is not None else None
-        self._began_s = uptime().seconds
-        self._instance_time: datetime | None = None  # the last time that the instance wrote
-        self._seen_s = self._began_s  # the uptime at which this process first read that time
-        self._age_s = 0.0  # the age of that time when this process first read it
-        self._last_correct: datetime | None = None  # the last time of the instance that agreed with this clock
-        self._is_compared = False  # whether the instance wrote while this process ran
-        self._saved, saved_uptime = _read_saved_clock(self._saved_file)
-        self._newest = self._saved  # the latest saved time of this clock; None: that time was wrong
-        is_same_boot = saved_uptime is not None and saved_uptime.boot == uptime().boot
-        self._newest_s = min(saved_uptime.seconds, self._began_s) if saved_uptime and is_same_boot else self._began_s
-        # the difference between this clock and the instance's clock; None: the difference is within the limit
-        self.offset: timedelta | None = None
-        self._check_saved_time()
-
-    @property
-    def up(self) -> Uptime:
-        """Return the uptime of this host's kernel."""
-        return self._uptime()
-
-    @property
-    def latest_time(self) -> datetime | None:
-        """A time that has definitely passed, even if this clock is wrong now, or None if gitboot has no such time.
-
-        The time is the latest correct time of this clock, or the time of the instance's clock.
-        """
-        found = [self._clock() - (self.offset or timedelta())] if self.problem is not None else []
-        if self._newest is not None:
-            found.append(self._newest + timedelta(seconds=self.up.seconds - self._newest_s))
-        return max(found, default=None)
-
-    @property
-    def instance_time(self) -> datetime | None:
-        """The last time that the instance wrote, or None if this process has not read such a time yet."""
-        return self._instance_time
-
-    @property
-    def instance_time_age_s(self) -> float | None:
-        """The seconds since the instance last wrote a time, or None if this process has not read any such time yet."""
-        return None if self._instance_time is None else self._age_s + self.up.seconds - self._seen_s
-
-    def choose_time(self, at: datetime) -> datetime:
-        """Return the time to use for responses: ``at`` or, if this clock has a problem, the last correct time.
-
-        If the clock was never correct while this process ran, return the first time that the instance wrote.
-        """
-        return at if self.problem is None else self._last_correct or self._newest or at
-
-    @property
-    def problem(self) -> str | None:
-        """The problem of this clock that makes gitboot withhold install boots, or None."""
-        if self.offset is not None:
-            return _format_offset(self.offset)
-        # The code below decides whether the clock may be ahead.
-        if self._instance_time is None or self._is_compared or self._clock() - self._instance_time <= _MAX_OFFSET:
-            return None
-        if self.up.seconds - self._began_s >= STALE_S or self._clock_state() is ClockState.SYNCHRONISED:
-            return None
-        return (
-            "the clock of this host is ahead of the last time that the instance wrote, so the clock is wrong, or no "
-            "instance is running"
-        )
-
-    def compare_with_instance(self, instance_time: object) -> None:
-        """Compare this clock with a time that the instance wrote. Ignore a malformed time."""
-        if (written_time := _parse_time(instance_time)) is not None:
-            self._compare_with_time(written_time)
-        else:
-            self._check_saved_time()
-
-    def _compare_with_time(self, written_time: datetime) -> None:
-        up_s = self.up.seconds
-        is_first, is_new = self._instance_time is None, self._instance_time not in (None, written_time)
-        if is_first or is_new:
-            self._instance_time, self._seen_s = written_time, up_s
-        offset = self._clock() - written_time - timedelta(seconds=up_s - self._seen_s)
-        if is_first or is_new:
-            self._age_s = max(offset.total_seconds(), 0) if is_first else 0
-        if is_first or abs(offset) <= _MAX_OFFSET:
-            self._last_correct = written_time
-        self._is_compared |= is_new
-        if is_new and abs(offset) <= _MAX_OFFSET:
-            self._newest = None  # gitboot no longer uses the earlier times of this clock
-        if offset < -_MAX_OFFSET or (is_new and offset > _MAX_OFFSET):
-            self._set_offset(offset)
-            return
-        if not is_new and offset > _MAX_OFFSET and self.offset is not None and self.offset > timedelta():
-            return  # the clock is still ahead
-        self._check_saved_time()
-
-    def save(self) -> None:
-        """Save the time of this clock, at most once a minute and only while the clock is correct.
-
-        Also save the time for the next process, unless there is no folder or the disk has an error.
-        """
-        now, up = self._clock(), self.up
-        if self.problem is not None or (self._saved and abs(now - self._saved) < _SAVE_INTERVAL):
-            return
-        self._newest, self._newest_s, self._saved = now, up.seconds, now
-        if self._saved_file is not None:
-            with suppress(OSError):
-                self._saved_file.parent.mkdir(exist_ok=True)
-                content = f"{format_instant(now)} {up.seconds} {up.boot}\n".encode()
-                write_atomically(self._saved_file, content, mode=0o640)
-
-    def _check_saved_time(self) -> None:
-        behind = self._clock() - self._newest if self._newest is not None else timedelta()
-        self._set_offset(behind if behind < -_MAX_OFFSET else None)
-
-    def _set_offset(self, offset: timedelta | None) -> None:
-        if offset is not None and self.offset is None:
-            _logger.error(
-                "%s; the endpoint withholds install boots",
-                _format_offset(offset),
-            )
-        self.offset = offset
-
-
-def _format_offset(offset: timedelta) -> str:
-    seconds = offset.total_seconds()
-    relation = "ahead of" if seconds > 0 else "behind"
-    return f"the clock of this host is {abs(seconds):.0f} s {relation} the clock of the instance"
-
-
-def _read_saved_clock(path: Path | None) -> tuple[datetime | None, Uptime | None]:
-    """Return the saved time of a clock, and the uptime of the kernel when the time was saved.
-
-    If one of these values is unknown, it is None.
-    """
-    words: list[str] = []
-    if path is not None:
-        with suppress(OSError, ValueError):
-            words = path.read_text().split()
-    saved_time = _parse_time(words[0]) if words else None
-    if saved_time is not None and len(words) == 3:
-        with suppress(ValueError):
-            if (seconds := float(words[1])) >= 0:  # this is false for NaN
-                return saved_time, Uptime(words[2], seconds)
-    return saved_time, None

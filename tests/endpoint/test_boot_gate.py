@@ -23,8 +23,9 @@ from gitboot.cli.main import cli
 from gitboot.endpoint import recorder
 from gitboot.endpoint.boot_gate import _is_own_address
 from gitboot.endpoint.boot_responses import BootResponses
+from gitboot.endpoint.checked_clock import CheckedClock
 from gitboot.endpoint.recorder import SpoolRecorder
-from gitboot.endpoint.served_files import CheckedClock, PublishedTree
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import PublishError
 from gitboot.fetchlog.log_entries import Observation, Outcome, select_consuming_fetches
 from gitboot.fetchlog.spool import Spool, count_deletions_after, delete_finished_files, read_new_lines

@@ -25,9 +25,10 @@ from gitboot.endpoint.app import (
     Endpoint,
     _has_client_received,
 )
+from gitboot.endpoint.checked_clock import CheckedClock
 from gitboot.endpoint.connections import CLIENT_RECEIVED
 from gitboot.endpoint.recorder import Forwarder, SharedRecorder, SpoolRecorder
-from gitboot.endpoint.served_files import CheckedClock, PublishedTree
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fetchlog.spool import (

@@ -24,8 +24,9 @@ from gitboot.cli.evaluated_fleet import PlannedFleet, describe_servers
 from gitboot.controller.instance_state import InstanceState
 from gitboot.endpoint.api import build_openapi
 from gitboot.endpoint.app import ClientRules, Endpoint
+from gitboot.endpoint.checked_clock import CheckedClock
 from gitboot.endpoint.recorder import SpoolRecorder
-from gitboot.endpoint.served_files import CheckedClock, PublishedTree
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.endpoint.tls import Certificate, CipherSuites, TlsSocket
 from gitboot.fetchlog.log_entries import Observation, drop_concluded_intents, select_consuming_fetches

@@ -16,7 +16,8 @@ from pathlib import Path
 import httpx
 
 from gitboot.endpoint.app import Endpoint
-from gitboot.endpoint.served_files import CheckedClock, PublishedTree
+from gitboot.endpoint.checked_clock import CheckedClock
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.ledger import instance_tables
 from gitboot.render.endpoint_files import PathVersion, find_version, parse_state, state_path

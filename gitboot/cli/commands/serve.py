@@ -654,8 +654,9 @@ def _serve_until_stopped(
     from gitboot.endpoint.access_control import OperatorDenial
     from gitboot.endpoint.app import Endpoint
     from gitboot.endpoint.boot_gate import open_denial_reports
+    from gitboot.endpoint.checked_clock import CheckedClock
     from gitboot.endpoint.recorder import ReadinessEvents, find_unready_reason
-    from gitboot.endpoint.served_files import REFRESH_S, CheckedClock, PublishedTree
+    from gitboot.endpoint.served_files import REFRESH_S, PublishedTree
     from gitboot.endpoint.server import EndpointServer
     from gitboot.endpoint.tls import TlsSocket, classify_failure
     from gitboot.fetchlog.log_entries import build_untrusted_proxy_message

@@ -19,8 +19,9 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from gitboot.endpoint.app import Endpoint
+from gitboot.endpoint.checked_clock import CheckedClock
 from gitboot.endpoint.recorder import Forwarder, SpoolRecorder
-from gitboot.endpoint.served_files import CheckedClock, PublishedTree
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import LedgerError
 from gitboot.fetchlog.one_time_boots import BatchRejected
 from gitboot.fetchlog.spool import Spool

@@ -20,8 +20,9 @@ from urllib.parse import urlsplit
 import pygit2
 
 from gitboot.endpoint.app import Endpoint
+from gitboot.endpoint.checked_clock import CheckedClock
 from gitboot.endpoint.recorder import Recorder, SharedRecorder, SpoolRecorder
-from gitboot.endpoint.served_files import CheckedClock, PublishedTree
+from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import GitbootError
 from gitboot.fetchlog.spool import get_endpoint_folder
 from gitboot.jsonio import format_instant
