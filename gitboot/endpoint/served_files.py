@@ -11,7 +11,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from msgspec import structs
 
@@ -39,6 +39,7 @@ _logger = logging.getLogger(__name__)
 REFRESH_S: Final = 1  # the time between two reads of the manifest and the status
 _NO_TERMS: Final = ServingTerms()
 _OPEN_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_T = TypeVar("_T")
 Signature = tuple[int, int, int]  # inode, mtime in ns and size in bytes, which show whether a file has changed
 
 
@@ -128,7 +129,7 @@ class PublishedTree:
         """
         if (shard := self.read(shard_path(identity))) is None:
             return None
-        names = parse_shard(shard.content).get(identity, ())
+        names = _parse(parse_shard, shard.content).get(identity, ())
         for located in map(self.read_server, names):
             if located is not None and identity in located.state.identities:
                 return located
@@ -141,8 +142,9 @@ class PublishedTree:
 
         Raises ValueError if the file is damaged.
         """
-        found = self.read(state_path(name))
-        return None if found is None else LocatedServer(found.file, found.signature, parse_state(found.content))
+        if (file := self.read(state_path(name))) is None:
+            return None
+        return LocatedServer(file.file, file.signature, _parse(parse_state, file.content))
 
     def read_shared_files(self) -> Mapping[str, ListedFile]:
         """Return the list of files that do not belong to a server."""
@@ -237,10 +239,10 @@ class PublishedTree:
         known = self._parsed.get(file)
         if known is not None and known[0] == read_signature(file):
             return known[1]
-        if (found := _read_file(file)) is None:
+        if (content := _read_file(file)) is None:
             return None
-        value = parse_file(found.content)
-        self._parsed[file] = found.signature, value
+        value = _parse(parse_file, content.content)
+        self._parsed[file] = content.signature, value
         return value
 
 
@@ -263,18 +265,22 @@ def _read_file(file: str, max_bytes: int | None = None) -> FileContent | None:
         os.close(fd)
 
 
+def _parse(parse_file: Callable[[bytes], _T], content: bytes) -> _T:
+    try:
+        return parse_file(content)
+    except RecursionError:
+        raise ValueError("the file is nested too deeply") from None
+
+
 def _parse_status(data: bytes) -> dict[str, Any]:
     """Return an instance's status without malformed conditions, which another version of gitboot may have written.
 
     Raises ValueError if the data does not contain a status.
     """
-    try:
-        found = json.loads(data)
-    except RecursionError:
-        found = None
-    if not isinstance(found, dict) or not isinstance(found.get("conditions"), list):
+    status = json.loads(data)
+    if not isinstance(status, dict) or not isinstance(status.get("conditions"), list):
         raise ValueError("the file does not contain an instance's status")
-    return {**found, "conditions": [each for each in found["conditions"] if _is_condition(each)]}
+    return {**status, "conditions": [each for each in status["conditions"] if _is_condition(each)]}
 
 
 def _is_condition(value: object) -> bool:

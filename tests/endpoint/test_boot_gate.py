@@ -33,9 +33,9 @@ from gitboot.files import write_atomically
 from gitboot.jsonio import Digest, format_instant
 from gitboot.model.scalars import SystemUuid, byte_orders
 from gitboot.problems import Code
-from gitboot.publish.manifest import MANIFEST, STATUS
+from gitboot.publish.manifest import MANIFEST, SHARED, STATUS
 from gitboot.render import endpoint_files
-from gitboot.render.endpoint_files import TERMS, ServingTerms, state_path
+from gitboot.render.endpoint_files import TERMS, ServingTerms, shard_path, state_path
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
 from gitboot.status.conditions import Condition
@@ -1044,9 +1044,21 @@ def test_a_malformed_condition_of_a_status_is_ignored(here: Site, condition: byt
         assert types == [*([] if can_serve else ["LedgerNamed"]), "OutputTreeReadable"]
 
 
-def test_a_status_that_is_nested_too_deeply_is_ignored(here: Site) -> None:
-    (here.root / STATUS).write_bytes(b"[" * 100_000)
-    assert PublishedTree(here.root, lambda: here.now).can_serve
+@pytest.mark.parametrize("path", [STATUS, MANIFEST, TERMS])
+def test_a_file_of_a_tree_that_is_nested_too_deeply_does_not_end_the_endpoint(here: Site, path: str) -> None:
+    tree = PublishedTree(here.root, lambda: here.now)
+    (here.root / path).write_bytes(b"[" * 100_000)
+    tree.refresh()
+    assert (tree.can_serve, tree.terms.fetch_log_id is None) == (True, path == TERMS)
+
+
+@pytest.mark.parametrize("path", [SHARED, state_path("web01"), shard_path(f"mac/{MAC}")])
+def test_a_listing_that_is_nested_too_deeply_is_damaged(here: Site, path: str) -> None:
+    tree = PublishedTree(here.root, lambda: here.now)
+    assert tree.find_server(f"mac/{MAC}") is not None
+    (here.root / path).write_bytes(b"[" * 100_000)
+    with pytest.raises(ValueError, match="nested too deeply"):
+        (tree.read_shared_files(), tree.find_server(f"mac/{MAC}"))
 
 
 @for_each("time", ["2026-11-20T21:01:00", "2026-11-20", "0001-01-01T00:00:00+14:00", "9999-12-31T23:00:00-14:00", "x"])
