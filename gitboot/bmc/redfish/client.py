@@ -30,6 +30,8 @@ from gitboot.bmc.override_state import (
 )
 from gitboot.bmc.override_steps import has_observation_changed
 from gitboot.bmc.power_steps import ResetType
+from gitboot.bmc.redfish.etags import ANY_ETAG, list_if_match_values, read_etags
+from gitboot.bmc.redfish.login import Login
 from gitboot.bmc.redfish.quirks import STANDARD, TARGET, TEMPORARY_REFUSALS, build_boot_patch, get_quirks
 from gitboot.bmc.redfish.resources import (
     Resource,
@@ -40,15 +42,11 @@ from gitboot.bmc.redfish.resources import (
     parse_slot,
 )
 from gitboot.bmc.redfish.transport import (
-    ANY_ETAG,
     MAX_REDIRECTS,
     BmcAdapter,
     ConnectionPolicy,
-    Login,
     RequestAborted,
-    list_if_match_values,
-    parse_origin,
-    read_etags,
+    split_origin,
 )
 from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, OperatorError, TemporaryError
 from gitboot.http_client import tls_context
@@ -303,7 +301,7 @@ class BmcConnection:
             return link
         try:
             target = urlsplit(urljoin(f"{self._address}/", link))
-            is_own = "//" in link and parse_origin(target.geturl()) == parse_origin(self._address)
+            is_own = "//" in link and split_origin(target.geturl()) == split_origin(self._address)
         except ValueError:
             return None
         return target._replace(scheme="", netloc="").geturl() if is_own and target.path else None

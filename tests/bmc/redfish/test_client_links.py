@@ -9,8 +9,9 @@ from msgspec import structs
 
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection
+from gitboot.bmc.redfish.login import SESSIONS_PATH
 from gitboot.bmc.redfish.quirks import QUIRKS, find_quirks
-from gitboot.bmc.redfish.transport import SESSIONS_PATH, ConnectionPolicy, parse_origin
+from gitboot.bmc.redfish.transport import ConnectionPolicy, split_origin
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
 from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each
@@ -156,7 +157,7 @@ def test_a_link_to_another_host_is_rejected(make_rack: MakeRack, link: str) -> N
     ],
 )
 def test_an_origin_has_the_port_of_its_scheme(one: str, other: str, is_same: bool) -> None:
-    assert (parse_origin(one) == parse_origin(other)) is is_same, (one, other)
+    assert (split_origin(one) == split_origin(other)) is is_same, (one, other)
 
 
 def test_quirks_of_a_bmc_apply_with_or_without_a_trailing_slash_in_its_system_path() -> None:
