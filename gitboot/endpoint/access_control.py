@@ -47,8 +47,7 @@ def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) 
     address, even if it is a loopback address. gitboot ignores the part of the header before the client address, because
     the client could have written that part.
     """
-    peer = scope["client"]
-    address = _normalize_address(peer[0]) if peer else None
+    address = _get_peer_address(scope)
     if not is_trusted(address):
         return address
     forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
@@ -62,12 +61,19 @@ def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) 
 
 
 def find_untrusted_proxy(scope: Scope, is_trusted: Callable[[str | None], bool]) -> str | None:
-    """Return a client's address if the client sends a forwarding header but is not a trusted proxy, or None."""
-    peer = scope["client"]
-    address = (
-        _normalize_address(peer[0]) if peer and any(name in FORWARDED_HEADERS for name, _ in scope["headers"]) else None
-    )
+    """Return a client's address if the client sends a forwarding header but is not a trusted proxy.
+
+    Return None if the client sends no such header, is a trusted proxy, or has no address.
+    """
+    if not any(name in FORWARDED_HEADERS for name, _ in scope["headers"]):
+        return None
+    address = _get_peer_address(scope)
     return None if is_trusted(address) else address
+
+
+def _get_peer_address(scope: Scope) -> str | None:
+    peer = scope["client"]
+    return _normalize_address(peer[0]) if peer else None
 
 
 @lru_cache(maxsize=4096)
@@ -123,10 +129,11 @@ class Tokens:
                 f"{self._file} must contain one token per line, each with at least {_MIN_TOKEN_LENGTH} characters"
             )
 
-    def has(self, token: bytes) -> bool:
+    def contains(self, token: bytes) -> bool:
+        """Return whether a token is in the file. The time that this takes does not depend on which token matches."""
         with suppress(OSError):
-            found = [hmac.compare_digest(token, each) for each in self._read() if len(each) >= _MIN_TOKEN_LENGTH]
-            return any(found)
+            matches = [hmac.compare_digest(token, each) for each in self._read() if len(each) >= _MIN_TOKEN_LENGTH]
+            return any(matches)
         return False
 
     def _read(self) -> list[bytes]:
@@ -152,6 +159,7 @@ class OperatorAccess:
         self._operators_socket, self._machines_tls_socket = operators_socket, machines_tls_socket
 
     def is_operators_socket(self, server: tuple[str, int | None] | None) -> bool:
+        """Return whether only operators may use the socket with the local address ``server``."""
         return _is_bound_to(self._operators_socket, server)
 
     def is_machines_socket(self, server: tuple[str, int | None] | None) -> bool:
@@ -173,21 +181,25 @@ class OperatorAccess:
             return OperatorDenial.SOCKET
         headers: list[tuple[bytes, bytes]] = scope["headers"]
         if (authorization := next((value for name, value in headers if name == b"authorization"), None)) is not None:
-            scheme, _, token = authorization.partition(b" ")
-            is_known = scheme.lower() == b"bearer" and self._tokens is not None and self._tokens.has(token.strip())
-            return None if is_known else OperatorDenial.TOKEN
-        names = {name for name, _ in headers}
-        if self._is_proxy(scope["client"][0] if scope["client"] else None):
-            is_hidden = b"x-forwarded-for" not in names
-        # HTTP/1.0 requests may lack a Host header; nginx before 1.29.7 sends HTTP/1.0 by default (proxy_http_version)
-        else:
-            is_hidden = not names.isdisjoint(_PROXY_HEADERS) or scope.get("http_version") == "1.0"
-        if is_hidden:
+            return None if self._is_known_token(authorization) else OperatorDenial.TOKEN
+        if self._is_hidden_by_proxy(scope):
             return OperatorDenial.PROXY
         if not self._is_operator(client):
             return OperatorDenial.NETWORK
         hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
         return None if len(hosts) == 1 and self._is_own_name(hosts[0]) else OperatorDenial.HOST
+
+    def _is_known_token(self, authorization: bytes) -> bool:
+        scheme, _, token = authorization.partition(b" ")
+        return scheme.lower() == b"bearer" and self._tokens is not None and self._tokens.contains(token.strip())
+
+    def _is_hidden_by_proxy(self, scope: Scope) -> bool:
+        """Return whether the client may be a proxy that does not send the address of its own client."""
+        names = {name for name, _ in scope["headers"]}
+        if self._is_proxy(scope["client"][0] if scope["client"] else None):
+            return b"x-forwarded-for" not in names
+        # HTTP/1.0 requests may lack a Host header; nginx before 1.29.7 sends HTTP/1.0 by default (proxy_http_version)
+        return not names.isdisjoint(_PROXY_HEADERS) or scope.get("http_version") == "1.0"
 
     def _is_own_name(self, host: str) -> bool:
         """Return whether a Host header contains one of this endpoint's names or an IP address.

@@ -37,8 +37,6 @@ from gitboot.status.conditions import find_remedy
 
 _logger = logging.getLogger(__name__)
 REFRESH_S: Final = 1  # the time between two reads of the manifest and the status
-_NO_TERMS: Final = ServingTerms()
-_OPEN_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _T = TypeVar("_T")
 Signature = tuple[int, int, int]  # inode, mtime in ns and size in bytes, which show whether a file has changed
 
@@ -121,11 +119,8 @@ class PublishedTree:
     def find_server(self, identity: str) -> LocatedServer | None:
         """Return the server with this identity, or None if there is no such server.
 
-        Raises `ServerMoving` while the identity moves to another server.
-
-        Raises ValueError if a file is damaged.
-
-        Raises OSError if gitboot cannot read a file.
+        Raises `ServerMoving` while the identity moves to another server. Raises ValueError if a file is damaged, and
+        OSError if gitboot cannot read a file.
         """
         if (shard := self.read(shard_path(identity))) is None:
             return None
@@ -140,14 +135,17 @@ class PublishedTree:
     def read_server(self, name: str) -> LocatedServer | None:
         """Return the state of a server, or None if there is no such server.
 
-        Raises ValueError if the file is damaged.
+        Raises ValueError if the file is damaged, and OSError if gitboot cannot read the file.
         """
         if (file := self.read(state_path(name))) is None:
             return None
         return LocatedServer(file.file, file.signature, _parse(parse_state, file.content))
 
     def read_shared_files(self) -> Mapping[str, ListedFile]:
-        """Return the list of files that do not belong to a server."""
+        """Return the list of files that do not belong to a server.
+
+        Raises ValueError if the list is damaged, and OSError if gitboot cannot read the list.
+        """
         return self._parse_cached_file(f"{self.root}/{SHARED}", parse_listing) or {}
 
     @property
@@ -159,17 +157,31 @@ class PublishedTree:
         try:
             found: ServingTerms | None = self._parse_cached_file(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
         except (ValueError, OSError):
-            return _NO_TERMS
-        return found or _NO_TERMS
+            found = None
+        return found or ServingTerms()
 
     def read(self, path: str, max_bytes: int | None = None) -> FileContent | None:
-        """Return a file of the output tree. Return None if the file does not exist or is larger than ``max_bytes``."""
+        """Return a file of the output tree. Return None if the file does not exist or is larger than ``max_bytes``.
+
+        Raises OSError if gitboot cannot read the file.
+        """
         return _read_file(f"{self.root}/{path}", max_bytes)
 
     # Manifest and status of the instance
 
     def refresh(self) -> None:
         """Read the manifest and the status again. If the manifest is damaged, keep the previous manifest."""
+        self._read_manifest()
+        status = self._read_instance_status()
+        self.clock.compare_with_instance(status.get("clock"))
+        is_other_ledger = any(
+            (each["type"], each["status"], each["reason"]) == ("LedgerNamed", False, "AnotherLedger")
+            for each in status.get("conditions", ())
+        )
+        self.can_serve = self.head is not None and not is_other_ledger and not self.terms.is_prepared
+        self.stops_all = (stop_order := self.stop_orders.current) is not None and stop_order.stoppage.everything
+
+    def _read_manifest(self) -> None:
         try:
             self.head = self._parse_cached_file(f"{self.root}/{MANIFEST}", parse_head)
         except UnknownFormat as error:
@@ -182,14 +194,6 @@ class PublishedTree:
                 self._set_condition(False, "Absent", f"{self.root}: the instance has not published yet")
             else:
                 self._set_condition(True, "Read", f"{self.root}: published from commit {self.head.origin.commit}")
-        instance = self._read_instance_status()
-        self.clock.compare_with_instance(instance.get("clock"))
-        is_other_ledger = any(
-            (each["type"], each["status"], each["reason"]) == ("LedgerNamed", False, "AnotherLedger")
-            for each in instance.get("conditions", ())
-        )
-        self.can_serve = self.head is not None and not is_other_ledger and not self.terms.is_prepared
-        self.stops_all = (stop_order := self.stop_orders.current) is not None and stop_order.stoppage.everything
 
     def read_status(self) -> dict[str, Any]:
         """Return the status of the instance.
@@ -210,12 +214,12 @@ class PublishedTree:
         }
 
     def _read_instance_status(self) -> dict[str, Any]:
-        found: list[dict[str, Any]] = []
+        statuses: list[dict[str, Any]] = []
         for file in self._statuses:
             with suppress(ValueError, OSError):
-                found.append(self._parse_cached_file(file, _parse_status) or {})
+                statuses.append(self._parse_cached_file(file, _parse_status) or {})
         return max(
-            [each for each in found if self._ledger is None or each.get("ledger") in (None, self._ledger)],
+            [each for each in statuses if self._ledger is None or each.get("ledger") in (None, self._ledger)],
             key=lambda each: parse_written_time(each.get("clock")) or datetime.min.replace(tzinfo=UTC),
             default={},
         )
@@ -244,6 +248,9 @@ class PublishedTree:
         value = _parse(parse_file, content.content)
         self._parsed[file] = content.signature, value
         return value
+
+
+_OPEN_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def _read_file(file: str, max_bytes: int | None = None) -> FileContent | None:
@@ -308,6 +315,9 @@ def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMach
 
 
 def read_unknown_machines(tree: PublishedTree) -> UnknownMachines | None:
-    """Return the unknown machines that the instance has published, or None if it has published none."""
+    """Return the unknown machines that the instance has published, or None if it has published none.
+
+    Raises OSError if gitboot cannot read the file.
+    """
     found = tree.read(UNKNOWN)
     return parse_unknown_machines(found.content) if found is not None else None
