@@ -85,28 +85,29 @@ class Loop:
         forge: ForgeReader | None = None,
         notices: Notices | None = None,
     ) -> None:
-        self._reconciler, self._source, self._forge, self._notices = reconciler, source, forge, notices
-        self._poll_s, self._clock, self._tell, self._read_clock_state = poll_s, clock, tell, read_clock_state
-        self._wakes = wake_signal or WakeSignal()  # signals that a reconcile is due now
-        self._fetches = WakeSignal()  # signals that a fetch is due now
+        self._reconciler, self._source, self._poll_s = reconciler, source, poll_s
+        self._clock, self._read_clock_state = clock, read_clock_state
+        self._forge, self._notices, self._report_event = forge, notices, tell
+        self._reconcile_signal = wake_signal or WakeSignal()  # signals that a reconcile is due now
+        self._fetch_signal = WakeSignal()  # signals that a fetch is due now
         self._stopping = False
         self._stopped = threading.Event()  # set when the last reconcile has ended
-        self._fetched: LastFetch | None = None
+        self._last_result: LastFetch | None = None
         self._slow_since: datetime | None = None  # start of the current fetch, if it is slow
 
     def wake(self) -> None:
         """Request an immediate reconcile. Threads and signal handlers may call this."""
-        self._wakes.wake()
+        self._reconcile_signal.wake()
 
     def fetch_now(self) -> None:
         """Request an immediate fetch, followed by a reconcile. Threads and signal handlers may call this."""
-        self._fetches.wake()
+        self._fetch_signal.wake()
 
     def stop(self) -> None:
         """End `run` after the current reconcile. Threads and signal handlers may call this."""
         self._stopping = True
-        self._wakes.wake()
-        self._fetches.wake()
+        self._reconcile_signal.wake()
+        self._fetch_signal.wake()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait at most ``timeout_s`` seconds for `run` to end. Return whether `run` has ended."""
@@ -132,21 +133,24 @@ class Loop:
             BackgroundThread(self._watch_stages, name="stages"),
         ]
         # File system events may be missed, but the poll finds every new commit.
-        fetch = partial(self._fetches.wake, WakeCause.COMMIT)
+        fetch = partial(self._fetch_signal.wake, WakeCause.COMMIT)
         try:
             for thread in threads:
                 thread.start()
             with notify_on_death(self.wake), watch_folders(*self._source.watch_paths(), wake=fetch):
-                while not self._stopping and not self._wakes.is_stopped:
-                    self._wait_for(self._reconcile(endpoints=endpoints() if endpoints is not None else None))
+                while not self._should_stop():
+                    self._wait_until_due(self._reconcile(endpoints=endpoints() if endpoints is not None else None))
         finally:
             self.stop()
             self._stopped.set()
             for thread in threads:
                 thread.join(timeout_s=1)  # a thread that hangs on the network ends with the process
 
-    def _wait_for(self, due: datetime | None) -> None:
-        """Wait until there is a reason to reconcile.
+    def _should_stop(self) -> bool:
+        return self._stopping or self._reconcile_signal.is_stopped
+
+    def _wait_until_due(self, due: datetime | None) -> None:
+        """Wait until ``due``, or until there is another reason to reconcile.
 
         If there is a new commit, start its evaluation and wait a short time for the result. If the evaluation takes
         longer, a reconcile reports the slow evaluation in the status. The status is written at its own interval even if
@@ -158,7 +162,7 @@ class Loop:
             and not self._stopping
             and self._reconciler.start_evaluation(self._last_fetch(), self._clock())
         ):
-            self._wakes.wait(_compute_wait_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
+            self._reconcile_signal.wait(_compute_wait_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
 
     def _wait_until(self, due: datetime | None, max_s: float) -> frozenset[WakeCause]:
         """Wait for a signal, until ``due``, or at most ``max_s`` seconds. Return the causes of the signals.
@@ -169,7 +173,7 @@ class Loop:
         end_s = time.monotonic() + max_s
         while True:
             wait_s = max(_compute_wait_s(due, self._clock(), end_s - time.monotonic()), 0)
-            causes = self._wakes.wait(min(wait_s, _CHECK_CLOCK_S))
+            causes = self._reconcile_signal.wait(min(wait_s, _CHECK_CLOCK_S))
             if causes or wait_s <= _CHECK_CLOCK_S:
                 return causes
 
@@ -190,7 +194,7 @@ class Loop:
         return due
 
     def _fetch_once(self) -> None:
-        before, stopwatch, began = self._fetched, self._reconciler.stage_times.start(), self._clock()
+        before, stopwatch, began = self._last_result, self._reconciler.stage_times.start(), self._clock()
         slow_timer = threading.Timer(SLOW_S, self._report_slow_fetch, (began,))
         slow_timer.daemon = True
         slow_timer.start()
@@ -212,23 +216,28 @@ class Loop:
         fetched = LastFetch(began=began, commit=commit, branch_mismatch=self._source.branch_mismatch)
         if error is not None:
             fetched = replace(fetched, reason=type(error).__name__, message=str(error), failed=True)
-        self._fetched = fetched
+        self._last_result = fetched
+        self._report_fetch(before, fetched, was_slow=was_slow)
+
+    def _report_fetch(self, before: LastFetch | None, fetched: LastFetch, *, was_slow: bool) -> None:
+        """Report a new commit or a new error as an event, and wake the loop if a fetch changed the status."""
         if before is None or (fetched.commit, fetched.message) != (before.commit, before.message):
             if fetched.failed:
-                self._tell(Event(at=self._clock(), type="FetchFailed", message=fetched.message, warning=True))
-            elif commit is not None:
-                self._tell(Event(at=self._clock(), type="Fetched", message=commit[:12], facts={"commit": commit}))
-            self._wakes.wake(WakeCause.ANYTHING if fetched.failed else WakeCause.COMMIT)
+                self._report_event(Event(at=self._clock(), type="FetchFailed", message=fetched.message, warning=True))
+            elif (commit := fetched.commit) is not None:
+                facts = {"commit": commit}
+                self._report_event(Event(at=self._clock(), type="Fetched", message=commit[:12], facts=facts))
+            self._reconcile_signal.wake(WakeCause.ANYTHING if fetched.failed else WakeCause.COMMIT)
         elif was_slow or fetched.branch_mismatch != before.branch_mismatch:
-            self._wakes.wake()
+            self._reconcile_signal.wake()
 
     def _report_slow_fetch(self, began: datetime) -> None:
         self._slow_since = began
-        self._wakes.wake()
+        self._reconcile_signal.wake()
 
     def _last_fetch(self) -> LastFetch | None:
         """Return the result of the last fetch, or a failure if the current fetch takes too long."""
-        last, since = self._fetched, self._slow_since
+        last, since = self._last_result, self._slow_since
         if since is None:
             return last
         return LastFetch(
@@ -239,8 +248,8 @@ class Loop:
         )
 
     def _record_fetch_failure(self, message: str) -> None:
-        self._fetched = replace(
-            self._fetched or LastFetch(),
+        self._last_result = replace(
+            self._last_result or LastFetch(),
             reason="SourceError",
             message=f"gitboot's fetch thread failed: {message}",
             failed=True,
@@ -254,7 +263,7 @@ class Loop:
             if was_requested:
                 self.wake()
             jitter = 1 + random.uniform(-_JITTER, _JITTER)  # noqa: S311 - spreads load, not for security
-            was_requested = WakeCause.ANYTHING in self._fetches.wait(self._poll_s * jitter)
+            was_requested = WakeCause.ANYTHING in self._fetch_signal.wait(self._poll_s * jitter)
             if was_requested and not self._stopping:
                 self._reconciler.retry_targets()
 
