@@ -22,7 +22,7 @@ from gitboot.files import lock_file, sync_folder, write_atomically
 from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
 
-MAX_SPOOL_FILE_BYTES: Final = 1024 * 1024  # the maximum size of one spool file
+FULL_FILE_BYTES: Final = 1024 * 1024  # a writer continues a spool file of this size in a new file
 # the pause after the writer thread ended with an error; endpoints serve no boots during the pause
 _RESTART_S: Final = 0.1
 _MAX_BATCH_LINES: Final = 1000  # the maximum number of lines in one sync
@@ -31,8 +31,6 @@ IDENTITY: Final = "id"
 _DELETIONS: Final = "forgotten"
 _ENDPOINT_FOLDER: Final = ".endpoints"
 _TEST_DATA: Final = b"\0" * 4096  # the test data has the size of a file system block
-_MAX_UPTIME_S: Final = 2**33  # in seconds: a longer uptime is invalid, because no kernel runs for so long
-_MAX_TIMES: Final = 2**32  # a larger number is invalid, because no endpoint serves so many fetches in a minute
 _T = TypeVar("_T")
 
 
@@ -41,12 +39,12 @@ def read_or_create_identity(folder: Path) -> str:
 
     If there is no identity yet, create one.
     """
-    path, new_path = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
+    path, temporary_path = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
     if not path.exists():
-        write_atomically(new_path, f"{token_hex(16)}\n".encode(), mode=0o644)
+        write_atomically(temporary_path, f"{token_hex(16)}\n".encode(), mode=0o644)
         with suppress(FileExistsError):  # another process may have created the file first
-            path.hardlink_to(new_path)
-        new_path.unlink()
+            path.hardlink_to(temporary_path)
+        temporary_path.unlink()
         sync_folder(folder)
     return path.read_text().strip()
 
@@ -79,7 +77,7 @@ def check_writable(folder: Path) -> None:
 class SpoolFile:
     """Writes one writer's spool files, one after the other. Only one thread may use the object."""
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_SPOOL_FILE_BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: int = FULL_FILE_BYTES) -> None:
         self._folder, self._max_bytes = folder, max_bytes
         self._fd: int | None = None
         self._size = 0
@@ -156,7 +154,7 @@ class Spool:
     starts to write the line.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_SPOOL_FILE_BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: int = FULL_FILE_BYTES) -> None:
         self.folder = folder
         self._file = SpoolFile(folder, max_bytes)
         self._queue: SimpleQueue[_QueuedLine | _QueuedCall | None] = SimpleQueue()
@@ -301,16 +299,16 @@ def read_new_lines(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
     return ReadResult([each[3] for each in found], read, invalid_lines)
 
 
-def delete_finished_files(folder: Path, offsets: Mapping[str, int], times: int) -> None:
+def delete_finished_files(folder: Path, offsets: Mapping[str, int], deletion_number: int) -> None:
     """Delete the files that gitboot has completely read and that no longer have a writer.
 
-    ``times`` is the number of this deletion. The published output tree must already reflect these files and contain
-    this number. If the number is not new, gitboot does not delete files. gitboot stores and syncs the number before it
-    deletes files. Raises OSError if gitboot cannot store the number.
+    The published output tree must already reflect these files and contain the number of this deletion. If the number is
+    not new, gitboot does not delete files. gitboot stores and syncs the number before it deletes files. Raises OSError
+    if gitboot cannot store the number.
     """
     before = count_deletions(folder)
-    for path in find_finished_files(folder, offsets) if before < times else ():
-        write_atomically(folder / _DELETIONS, f"{times}\n".encode(), mode=0o644)
+    for path in find_finished_files(folder, offsets) if before < deletion_number else ():
+        write_atomically(folder / _DELETIONS, f"{deletion_number}\n".encode(), mode=0o644)
         path.unlink(missing_ok=True)
 
 
@@ -359,6 +357,10 @@ def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
             if line.endswith(b"\n"):
                 yield begin, line
                 begin += len(line)
+
+
+_MAX_UPTIME_S: Final = 2**33  # in seconds: a longer uptime is invalid, because no kernel runs for so long
+_MAX_TIMES: Final = 2**32  # a larger number is invalid, because no endpoint serves so many fetches in a minute
 
 
 def parse_line(line: bytes) -> Observation | int | None:
