@@ -42,9 +42,9 @@ MAX_HEAD_BYTES: Final = 256 << 10
 # Maximum size of chunk sizes, chunk extensions and trailers, in addition to one byte for each byte of a body.
 _FRAMING_BYTES: Final = 64 << 10
 _CONNECT_S: Final = 10.0  # time limit for the connection to one address of a host
-_SENT_AT_ONCE: Final = 16 << 10  # the size of one TLS record, RFC 8446, 5.1
-_HOSTS: Final = 64  # number of hosts whose connections stay open
-_LONGEST_DETAIL: Final = 200
+_SEND_BYTES: Final = 16 << 10  # the size of one TLS record, RFC 8446, 5.1
+_MAX_POOLS: Final = 64  # number of hosts whose connections stay open
+_MAX_DETAIL_LENGTH: Final = 200
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _REPEATABLE: Final = ("GET", "HEAD")
 _DISCONNECTED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
@@ -100,7 +100,7 @@ class RequestLimits:
         """
         self._deadline_s, self._ends_s = deadline_s, time.monotonic() + deadline_s
         self._rate, self._is_body = rate, False
-        self._waited_s, self._arrived = 0.0, 0  # received bytes and waiting time in the current period of the rate
+        self._waited_s, self._arrived = 0.0, 0  # waiting time and received bytes in the current period of the rate
         self.connect_s = connect_s
         self._allowance = 0  # the number of bytes that gitboot may still receive
         self.is_loopback_only = False  # whether the request may be sent only to this machine
@@ -181,19 +181,19 @@ def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
     with suppress(ValueError):
         ip_address(host)
         return [host]
-    found: SimpleQueue[list[Any] | OSError] = SimpleQueue()
+    results: SimpleQueue[list[Any] | OSError] = SimpleQueue()
 
     def look_up() -> None:
         try:
-            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            results.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
         except OSError as error:
-            found.put(error)
+            results.put(error)
         except UnicodeError:  # a label that is empty or longer than 63 characters
-            found.put(socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a host name"))
+            results.put(socket.gaierror(socket.EAI_NONAME, f"{host!r} is not a host name"))
 
     threading.Thread(target=look_up, name="look-up", daemon=True).start()
     try:
-        answer = found.get(timeout=limits.remaining_s())
+        answer = results.get(timeout=limits.remaining_s())
     except Empty:
         raise _RequestTooSlow(limits.timeout_message) from None
     if isinstance(answer, OSError):
@@ -270,9 +270,9 @@ class LimitedConnection(HTTPConnection):
             raise _CredentialsWithheld(
                 "gitboot will not send credentials to another machine over an unencrypted connection"
             )
-        for first in range(0, len(data), _SENT_AT_ONCE):
+        for first in range(0, len(data), _SEND_BYTES):
             self.sock.settimeout(limits.remaining_s())
-            super().send(data[first : first + _SENT_AT_ONCE])
+            super().send(data[first : first + _SEND_BYTES])
 
 
 class LimitedTlsConnection(LimitedConnection, HTTPSConnection):
@@ -370,7 +370,7 @@ class WebAnswer(Struct, frozen=True, kw_only=True):
     def detail(self) -> str:
         """The error message in the response, on one line."""
         message = self.json.get("message") or self.json.get("error") if isinstance(self.json, dict) else self.json
-        return " ".join(str(message or "").split())[:_LONGEST_DETAIL]
+        return " ".join(str(message or "").split())[:_MAX_DETAIL_LENGTH]
 
 
 class AnswerStream:
@@ -460,18 +460,20 @@ class HttpClient:
         to the URL.
         """
         sent = {"Accept": "application/json", **(headers or {})}
-        content = None if body is None else json.dumps(body).encode()
-        if content is not None:
+        body_bytes = None if body is None else json.dumps(body).encode()
+        if body_bytes is not None:
             sent["Content-Type"] = "application/json"
-        method = method or ("GET" if content is None else "POST")
+        method = method or ("GET" if body_bytes is None else "POST")
         with self.stream(
-            method, url, headers=sent, credentials=credentials, body=content, deadline_s=deadline_s
+            method, url, headers=sent, credentials=credentials, body=body_bytes, deadline_s=deadline_s
         ) as answer:
-            status, after = answer.status, answer.headers.get("Retry-After") or ""
-            content, found = answer.read_whole(max_bytes), None
+            status, retry_after = answer.status, answer.headers.get("Retry-After") or ""
+            answer_bytes = answer.read_whole(max_bytes)
+        answer_json = None
         with suppress(ValueError, RecursionError):
-            found = json.loads(content)
-        return WebAnswer(status=status, json=found, retry_after_s=int(after[:6]) if after.isdecimal() else None)
+            answer_json = json.loads(answer_bytes)
+        retry_after_s = int(retry_after[:6]) if retry_after.isdecimal() else None
+        return WebAnswer(status=status, json=answer_json, retry_after_s=retry_after_s)
 
     @contextmanager
     def stream(
@@ -494,13 +496,10 @@ class HttpClient:
         `HostUnreachable` if the request fails. Raises `UsageError` if the URL or the proxy is not usable, or if gitboot
         must not send the credentials to ``url``.
         """
-        credentials = {name: value for name, value in (credentials or {}).items() if value}
         if secret := sorted(name for name in headers or {} if name.lower() in _SECRET_HEADERS):
             raise ValueError(f"pass {', '.join(secret)} as credentials")
-        if credentials:
-            self.check_credentials(url)
-            if not all(value.isascii() and value.isprintable() for value in credentials.values()):
-                raise UsageError(f"the token for {format_host(url)} must be one line of printable ASCII characters")
+        credentials = {name: value for name, value in (credentials or {}).items() if value}
+        self._check_request_credentials(url, credentials)
         limits = RequestLimits(deadline_s=deadline_s, rate=rate)
         current_url, redirected_to = url, None
         for left in range(redirects, -1, -1):
@@ -522,6 +521,12 @@ class HttpClient:
             finally:
                 answer.close()
         raise RedirectRefused(f"{format_host(url)}: more than {redirects} redirects")
+
+    def _check_request_credentials(self, url: str, credentials: Mapping[str, str]) -> None:
+        if credentials:
+            self.check_credentials(url)
+        if not all(value.isascii() and value.isprintable() for value in credentials.values()):
+            raise UsageError(f"the token for {format_host(url)} must be one line of printable ASCII characters")
 
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
@@ -571,7 +576,7 @@ class HttpClient:
         with self._pools_lock:
             if proxy not in self._pools:
                 options: dict[str, Any] = {
-                    "num_pools": _HOSTS,
+                    "num_pools": _MAX_POOLS,
                     "maxsize": self._per_host,
                     "block": True,  # the maximum number of connections to a host
                     "ssl_context": self._trust_context,
@@ -626,7 +631,7 @@ def _resolve_redirect(url: str, location: str) -> str:
     except (ValueError, UsageError):
         before, after = "", None
     if after != before and (before, after) != ("http", "https"):
-        shown_location = redact_url(location).partition("?")[0][:_LONGEST_DETAIL]  # a query may contain a signature
+        shown_location = redact_url(location).partition("?")[0][:_MAX_DETAIL_LENGTH]  # a query may contain a signature
         raise RedirectRefused(
             f"{format_host(url)} redirects to {shown_location!r}, but gitboot follows a redirect only to a "
             "valid URL with the same scheme, or from http to https"
