@@ -39,13 +39,13 @@ def json_writer(write: Callable[[Any], Any], *, unless_default: bool = False) ->
     return {_WRITE: write, _UNLESS_DEFAULT: unless_default}
 
 
+_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # encoders by type, for the types that were encoded so far
+
+
 def to_json_value(value: Any) -> Any:
     """Convert a value to types that JSON supports. Raises TypeError if that is not possible."""
     kind = type(value)
     return value if kind in _PLAIN else (_WRITERS.get(kind) or _find_writer(kind))(value)
-
-
-_WRITERS: Final[dict[type, Callable[[Any], Any]]] = {}  # encoders by type, for the types that were encoded so far
 
 
 def _find_writer(kind: type) -> Callable[[Any], Any]:
@@ -122,12 +122,12 @@ def format_instant(at: datetime) -> str:
     return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
 
 
+_ENCODER: Final = msgspec.json.Encoder(order="deterministic")
+
+
 def encode_canonical(value: object) -> bytes:
     """Encode a value as RFC 8785 JSON. The value must not contain floats."""
     return _ENCODER.encode(value)
-
-
-_ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
 
 def encode_indented(value: object) -> bytes:
@@ -135,14 +135,14 @@ def encode_indented(value: object) -> bytes:
     return msgspec.json.format(encode_canonical(value), indent=2)
 
 
-def compute_digest(value: object) -> Digest:
-    """Return the SHA-256 of a value's canonical JSON."""
-    return Digest(sha256(encode_canonical(value)).hexdigest())
-
-
 Digest = NewType("Digest", str)  # a SHA-256 as 64 lower-case hexadecimal digits
 T = TypeVar("T")
 _lock: Final = RLock()
+
+
+def compute_digest(value: object) -> Digest:
+    """Return the SHA-256 of a value's canonical JSON."""
+    return Digest(sha256(encode_canonical(value)).hexdigest())
 
 
 def build_decoder(kind: Any) -> Callable[[bytes], Any]:

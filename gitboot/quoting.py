@@ -62,6 +62,10 @@ class QuotingError(ValueError):
         super().__init__(self.message)
 
 
+# These characters have no special meaning for any of the three programs. Most values contain only these characters.
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:/@%+-][A-Za-z0-9_.,:/@%+=-]*")
+
+
 @lru_cache(maxsize=_CACHE_SIZE)
 def quote_kernel_argument(argument: str) -> str:
     """Quote an argument so that the kernel reads it correctly: ``name``, ``name=value`` or ``name="a value"``.
@@ -183,9 +187,6 @@ def _replace_boot_nic(text: str, values: Mapping[str, str]) -> str:
 def _compile_faults(*faults: tuple[str, str]) -> _Faults:
     return tuple((re.compile(pattern), reason) for pattern, reason in faults)
 
-
-# These characters have no special meaning for any of the three programs. Most values contain only these characters.
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.,:/@%+-][A-Za-z0-9_.,:/@%+=-]*")
 
 _FAULTS: Final = _compile_faults(
     (r"\A\Z", "the value is empty"),

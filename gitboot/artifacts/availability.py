@@ -36,6 +36,9 @@ class Cache(Protocol):
         """Add values to the cache. Existing keys keep their values."""
 
 
+READ: Final = "artifact"  # the kind of these results in the cache
+
+
 class ReadResults:
     """Cached results of reading artifacts. Each key includes the version that the web server or registry reports."""
 
@@ -57,9 +60,6 @@ class ReadResults:
         if self._cache is not None and (key := _build_key(file, sighting.head)) is not None:
             with self._lock:
                 self._cache.insert_many(READ, {key: encode((sighting.presence, sighting.message))})
-
-
-READ: Final = "artifact"  # the kind of these results in the cache
 
 
 class Presence(StrEnum):
@@ -160,6 +160,11 @@ def check_artifact(
         return Sighting(presence=Presence.MISSING, message=str(error))
     except HostUnreachable as error:
         return Sighting(presence=Presence.UNKNOWN, message=str(error))
+
+
+# in bytes: the limit for a file if its image does not state the size. An installer DVD has up to 16 GiB
+LARGEST_ARTIFACT: Final = 32 << 30
+CHUNK: Final = 1 << 20  # in bytes: the maximum size of one chunk of content
 
 
 def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bool]) -> Sighting:
@@ -267,11 +272,6 @@ def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact
             )
         found[each.file] = each
     return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256 or "", each.file.size or 0)))
-
-
-# in bytes: the limit for a file if its image does not state the size. An installer DVD has up to 16 GiB
-LARGEST_ARTIFACT: Final = 32 << 30
-CHUNK: Final = 1 << 20  # in bytes: the maximum size of one chunk of content
 
 
 class Content(NamedTuple):

@@ -35,6 +35,10 @@ _TAGS_PER_PAGE: Final = 1000
 _MOST_TAG_PAGES: Final = 50
 
 
+_PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
+_TOKEN: Final = re.compile(r"[!-~]+")  # a token may contain only these characters, because gitboot sends it in a header
+
+
 class Registries:
     """A client for the registries that the operator allows.
 
@@ -167,10 +171,6 @@ class Registries:
             hint = "check the credentials" if basic_auth else "add --registry-credentials"
             raise RegistryRefused(f"{urlsplit(realm).netloc} did not issue a token for {reference}: {hint}")
         return f"Bearer {token}"
-
-
-_PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
-_TOKEN: Final = re.compile(r"[!-~]+")  # a token may contain only these characters, because gitboot sends it in a header
 
 
 def _check_realm(realm: str, origin: str) -> None:
@@ -370,6 +370,9 @@ class _AuthFile(msgspec.Struct):
     auths: dict[str, _Auth] = {}
 
 
+_decode_auth_file: Final = build_json_decoder(_AuthFile)
+
+
 class RegistryCredentials(Struct, frozen=True):
     """A registry credentials file. gitboot reads the file again for each use, because the file may change."""
 
@@ -411,9 +414,6 @@ class RegistryCredentials(Struct, frozen=True):
             raise UsageError(
                 f'{self.file} is not a registry credentials file: expected {{"auths": {{"HOST": …}}}}'
             ) from None
-
-
-_decode_auth_file: Final = build_json_decoder(_AuthFile)
 
 
 class OciReference(Struct, frozen=True, kw_only=True):

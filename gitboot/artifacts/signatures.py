@@ -58,6 +58,9 @@ class ImageSigner(NamedTuple):
         return f"{self.name} ({self.key})"
 
 
+_MOST_SIGNATURES: Final = 8  # Debian signs with three keys
+
+
 class VendorKeys:
     """The keys that may sign images: vendor keys that gitboot ships, and keys in a directory of the operator.
 
@@ -223,9 +226,6 @@ class VendorKeys:
         return Verifier(trusted_root=root), tuple(map(_read_identity, self._identities))
 
 
-_MOST_SIGNATURES: Final = 8  # Debian signs with three keys
-
-
 def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
     with convert_os_errors(directory, "read"):
         found = sorted(each for each in directory.iterdir() if each.suffix in suffixes and each.is_file())
@@ -325,6 +325,10 @@ def _normalize_key(key: str) -> str:
     """Return an OpenPGP fingerprint in the form that gpg prints. Return other keys unchanged."""
     digits = key.replace(" ", "").upper().removeprefix("0X")
     return digits if len(digits) in (40, 64) and not digits.strip("0123456789ABCDEF") else key
+
+
+_LARGEST_SIGNATURE: Final = 1 << 20
+_LARGEST_LIST: Final = 16 << 20
 
 
 class SignatureCheck:
@@ -517,10 +521,6 @@ class _DownloadedCopy(NamedTuple):
     sha512: str
 
 
-_LARGEST_SIGNATURE: Final = 1 << 20
-_LARGEST_LIST: Final = 16 << 20
-
-
 def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:
     return next((kind, url) for kind in SignatureKind if (url := getattr(signature, kind)) is not None)
 
@@ -592,6 +592,16 @@ class ListedFile(NamedTuple):
     size: int | None = None  # in bytes; None: the list does not state the size
 
 
+_ALGORITHMS: Final = {64: "sha256", 128: "sha512"}  # the algorithm for each length of a digest
+_SECTION: Final = re.compile(r"# ([A-Za-z0-9-]{1,20}) HASH")
+_FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,40}): ?.*")  # a field of a Debian Release file, deb822(5)
+_DIGEST: Final = "[0-9A-Fa-f]{32,128}"
+_TAGGED: Final = re.compile(rf"\\?(SHA256|SHA512) \((.+)\) = ({_DIGEST})")
+_PLAIN: Final = re.compile(rf"\\?({_DIGEST})(?: [ *](.+))?\s*")
+_IN_JSON: Final = re.compile(r'"(sha256|sha512)"\s{0,9}:\s{0,9}"([0-9a-f]{64,128})"')
+_RELEASED: Final = re.compile(rf" ({_DIGEST}) +([0-9]{{1,18}}) (\S+)")
+
+
 def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
     """Return the files in a checksum list, in the order of the list. Lines in unknown formats are ignored.
 
@@ -619,13 +629,3 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
         elif released := _RELEASED.fullmatch(line):
             found.append(ListedFile(field, released[1].lower(), released[3], int(released[2])))
     return tuple(each for each in found if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
-
-
-_ALGORITHMS: Final = {64: "sha256", 128: "sha512"}  # the algorithm for each length of a digest
-_SECTION: Final = re.compile(r"# ([A-Za-z0-9-]{1,20}) HASH")
-_FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,40}): ?.*")  # a field of a Debian Release file, deb822(5)
-_DIGEST: Final = "[0-9A-Fa-f]{32,128}"
-_TAGGED: Final = re.compile(rf"\\?(SHA256|SHA512) \((.+)\) = ({_DIGEST})")
-_PLAIN: Final = re.compile(rf"\\?({_DIGEST})(?: [ *](.+))?\s*")
-_IN_JSON: Final = re.compile(r'"(sha256|sha512)"\s{0,9}:\s{0,9}"([0-9a-f]{64,128})"')
-_RELEASED: Final = re.compile(rf" ({_DIGEST}) +([0-9]{{1,18}}) (\S+)")

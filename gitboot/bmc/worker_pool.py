@@ -38,6 +38,10 @@ _IDLE_S: Final = 900
 _LOGOUT_TIMEOUT_S: Final = 2  # the time to log out of all connections together when the process ends
 
 
+MAX_PARALLEL: Final = 256
+MAX_PER_SITE: Final = 128
+
+
 class ConnectionCache:
     """Keeps one open connection for each machine.
 
@@ -160,10 +164,6 @@ class ConnectionCache:
 def open_connections(directory: Path | None) -> AbstractContextManager[ConnectionCache]:
     """Return a context manager that yields a connection cache. The connections are closed when the block ends."""
     return closing(ConnectionCache(CredentialDirectory(directory)))
-
-
-MAX_PARALLEL: Final = 256
-MAX_PER_SITE: Final = 128
 
 
 class BmcPool:

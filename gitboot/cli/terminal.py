@@ -126,6 +126,9 @@ def format_table(
     return textwrap.indent("\n".join(text), " " * indent)
 
 
+_WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path continues on the next line after a slash
+
+
 def _measure_words(cells: Iterable[str]) -> int:
     """Return the width of the widest word in these cells."""
     return max([1, *(cell_len(word.rstrip()) for cell in cells for word in _WORD.findall(strip_style(cell)))])
@@ -155,9 +158,6 @@ def _fold_cell(cell: str, width: int) -> list[str]:
         else:
             parts[-1] += word
     return [cell.replace(plain, part.rstrip()) for part in parts if part.strip()]
-
-
-_WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path continues on the next line after a slash
 
 
 def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -> str:
@@ -303,6 +303,9 @@ def show_growing_progress(description: str) -> Iterator[tuple[Callable[[int], No
         yield lambda total: progress.update(task, total=total), lambda number: progress.advance(task, number)
 
 
+_DOWNLOAD_NAME: Final = 30  # columns of a file's name
+
+
 class DownloadBar:
     """A progress bar for downloads that run one after the other. The bar shows bytes, speed and remaining time."""
 
@@ -318,9 +321,6 @@ class DownloadBar:
     def advance(self, size: int) -> None:
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task, size)
-
-
-_DOWNLOAD_NAME: Final = 30  # columns of a file's name
 
 
 @contextmanager

@@ -126,6 +126,12 @@ _POLL_S: Final = 0.01
 _MOVING_POLLS: Final = 50
 
 
+INVENTORY_PATH: Final = "/v1/inventory"
+MAX_INVENTORIES_PER_ADDRESS: Final = 60  # the limit per minute for one address; a whole rack may share an address
+_MAX_INVENTORIES: Final = 600  # the limit per minute for all addresses together
+_MINUTE: Final = timedelta(minutes=1)
+
+
 class Endpoint:
     """The ASGI application. Each response is based on one server's state at one point in time.
 
@@ -522,12 +528,12 @@ def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> Cli
     )
 
 
+_TEMPORARY_REASONS: Final = (DenialReason.NOT_RECORDED, DenialReason.ANOTHER_SPOOL, DenialReason.NO_KEY)
+
+
 def _build_withheld_reply(denial: GateDenial) -> Reply:
     """Return the response for withheld data: 503 if an endpoint may serve the data later, and otherwise 404."""
     return RETRY_LATER if denial.reason in _TEMPORARY_REASONS else NOT_FOUND
-
-
-_TEMPORARY_REASONS: Final = (DenialReason.NOT_RECORDED, DenialReason.ANOTHER_SPOOL, DenialReason.NO_KEY)
 
 
 async def _serve_healthz(_: Request) -> Response:
@@ -536,12 +542,6 @@ async def _serve_healthz(_: Request) -> Response:
 
 def _build_text_response(status: int, text: str) -> Response:
     return PlainTextResponse(text, status, headers={"cache-control": "no-store"})
-
-
-INVENTORY_PATH: Final = "/v1/inventory"
-MAX_INVENTORIES_PER_ADDRESS: Final = 60  # the limit per minute for one address; a whole rack may share an address
-_MAX_INVENTORIES: Final = 600  # the limit per minute for all addresses together
-_MINUTE: Final = timedelta(minutes=1)
 
 
 class UnknownMachineHandler:

@@ -175,6 +175,10 @@ class _TitleCaseTransport:
         return getattr(self._transport, name)
 
 
+# the position of tcpi_bytes_acked in struct tcp_info, which exists since Linux 4.1
+_BYTES_ACKED: Final = slice(120, 128)
+
+
 class _SentBytes:
     """Counts the bytes sent on a TLS connection, to check whether the client's system acknowledges all of them.
 
@@ -195,10 +199,6 @@ class _SentBytes:
     def _count_acknowledged(self) -> int:
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
         return int.from_bytes(info[_BYTES_ACKED], byteorder)
-
-
-# the position of tcpi_bytes_acked in struct tcp_info, which exists since Linux 4.1
-_BYTES_ACKED: Final = slice(120, 128)
 
 
 class Connection(HttpToolsProtocol):
@@ -454,6 +454,9 @@ def allow_ranges(reply: Reply) -> Reply:
     return Reply(reply.status_code, [*reply.raw_headers, (b"accept-ranges", b"bytes")], bytes(reply.body))
 
 
+_RANGE: Final = re.compile(rb"bytes=(\d{0,18})-(\d{0,18})")
+
+
 def select_range(reply: Reply, range_header: bytes) -> Reply:
     """Return the part of a response that a Range header selects (RFC 9110, 14.2).
 
@@ -470,9 +473,6 @@ def select_range(reply: Reply, range_header: bytes) -> Reply:
     part = b"bytes %d-%d/%d" % (start, end - 1, len(content))
     headers += ((b"content-length", b"%d" % (end - start)), (b"content-range", part))
     return Reply(206, headers, content[start:end])
-
-
-_RANGE: Final = re.compile(rb"bytes=(\d{0,18})-(\d{0,18})")
 
 
 def build_not_modified_reply(etag: bytes, cache_control: bytes) -> Reply:

@@ -36,6 +36,9 @@ class MetricKind(StrEnum):
     INFO = "info"
 
 
+_SUFFIXES: Final = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info", MetricKind.HISTOGRAM: "_bucket"}
+
+
 class Family(Struct, frozen=True):
     """A metric family. The number of label values must not grow with the number of servers."""
 
@@ -51,7 +54,6 @@ class Family(Struct, frozen=True):
         return f"{self.name}{_SUFFIXES.get(self.kind, '')}"
 
 
-_SUFFIXES: Final = {MetricKind.COUNTER: "_total", MetricKind.INFO: "_info", MetricKind.HISTOGRAM: "_bucket"}
 _COUNTER, _GAUGE, _HISTOGRAM, _INFO = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.HISTOGRAM, MetricKind.INFO
 FAMILIES: Final = (
     # Metrics of this endpoint
@@ -301,6 +303,23 @@ class Exposition(Collector):
         yield from collect_status(self._tree.read_status())
 
 
+# The key in the instance's status for each metric. The status of an older version may lack some keys.
+_COUNT_KEYS: Final = {
+    "gitboot_servers": "phases",
+    "gitboot_records": "records",
+    "gitboot_installs": "installs",
+    "gitboot_maintenance_runs": "runs",
+    "gitboot_drifted_servers": "drift",
+    "gitboot_bmcs": "bmcs",
+    "gitboot_servers_below_minimum_version": "belowMinimumVersion",
+}
+_TIME_KEYS: Final = {
+    "gitboot_status_timestamp_seconds": "at",
+    "gitboot_planned_timestamp_seconds": "plannedAt",
+    "gitboot_next_transition_timestamp_seconds": "nextTransition",
+}
+
+
 def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     """Yield the metrics that gitboot computes from an instance's status."""
     commits = {state: status[state]["commit"] for state in ("attempted", "accepted", "applied")}
@@ -344,23 +363,6 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
     for name, key in _TIME_KEYS.items():
         if (at := status.get(key)) is not None:
             yield _build_single_metric(name, datetime.fromisoformat(at).timestamp())
-
-
-# The key in the instance's status for each metric. The status of an older version may lack some keys.
-_COUNT_KEYS: Final = {
-    "gitboot_servers": "phases",
-    "gitboot_records": "records",
-    "gitboot_installs": "installs",
-    "gitboot_maintenance_runs": "runs",
-    "gitboot_drifted_servers": "drift",
-    "gitboot_bmcs": "bmcs",
-    "gitboot_servers_below_minimum_version": "belowMinimumVersion",
-}
-_TIME_KEYS: Final = {
-    "gitboot_status_timestamp_seconds": "at",
-    "gitboot_planned_timestamp_seconds": "plannedAt",
-    "gitboot_next_transition_timestamp_seconds": "nextTransition",
-}
 
 
 def _build_histogram(name: str, values: Mapping[L, Mapping[str, Any]]) -> Metric:

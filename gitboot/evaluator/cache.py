@@ -56,6 +56,16 @@ def _decode_or_none(decode: Callable[[bytes], V], data: bytes) -> V | None:
         return None
 
 
+_row_decoder: Final[Callable[[bytes], DecidedRow]] = build_decoder(DecidedRow)
+_name_decoder: Final[Callable[[bytes], _ServerName]] = build_decoder(_ServerName)
+_servers_decoder: Final[Callable[[bytes], list[tuple[int, Server]]]] = build_decoder(list[tuple[int, Server]])
+MAX_KEY_BYTES: Final = 256  # the maximum length of a key that `serve_cache` inserts
+# The maximum size of a message that `serve_cache` reads. A message can contain the largest value that the cache
+# accepts.
+MAX_MESSAGE_BYTES: Final = 2**27
+_BATCH_BYTES: Final = 2**24  # the maximum size of the new results in one message; the last value may exceed this limit
+
+
 def decode_row(data: bytes) -> DecidedRow | None:
     """Decode the bytes of a `DecidedRow`. Return None if the bytes are invalid."""
     return _decode_or_none(_row_decoder, data)
@@ -124,16 +134,6 @@ def decode_decision(data: bytes) -> Decision:
 @lru_cache(maxsize=RECENT)
 def decode_host(data: bytes) -> Host:
     return protocol.decode_host(data)
-
-
-_row_decoder: Final[Callable[[bytes], DecidedRow]] = build_decoder(DecidedRow)
-_name_decoder: Final[Callable[[bytes], _ServerName]] = build_decoder(_ServerName)
-_servers_decoder: Final[Callable[[bytes], list[tuple[int, Server]]]] = build_decoder(list[tuple[int, Server]])
-MAX_KEY_BYTES: Final = 256  # the maximum length of a key that `serve_cache` inserts
-# The maximum size of a message that `serve_cache` reads. A message can contain the largest value that the cache
-# accepts.
-MAX_MESSAGE_BYTES: Final = 2**27
-_BATCH_BYTES: Final = 2**24  # the maximum size of the new results in one message; the last value may exceed this limit
 
 
 class Cache(Protocol):
@@ -206,6 +206,10 @@ def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
     return CacheHits(dict(cache.get_many(request.kind, request.keys)) if cache is not None else {})
 
 
+_decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)
+MAX_BYTES: Final = 2**29  # the maximum size of the results of one evaluation; gitboot discards further results
+
+
 def serve_cache(
     cache: Cache, incoming: IO[bytes], outgoing: IO[bytes], is_valid_result: Callable[[ResultKind, bytes], bool]
 ) -> None:
@@ -228,8 +232,7 @@ def serve_cache(
             cache.insert_many(kind, values)
 
 
-_decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)
-MAX_BYTES: Final = 2**29  # the maximum size of the results of one evaluation; gitboot discards further results
+_decode_spooled_results: Final[Callable[[bytes], NewResults]] = build_decoder(NewResults)
 
 
 class ResultsFile:
@@ -293,6 +296,3 @@ class ResultsFile:
 
 def _compute_digest(decision: bytes, host: bytes) -> bytes:
     return blake2b(encode((decision, host)), digest_size=16).digest()
-
-
-_decode_spooled_results: Final[Callable[[bytes], NewResults]] = build_decoder(NewResults)

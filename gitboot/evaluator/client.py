@@ -29,6 +29,8 @@ from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.server_decision import Decision, FieldSources, Host
 from gitboot.status.work_progress import ReportProgress, ignore_progress
 
+_MAX_UNSTORED: Final = 8
+
 
 class EvaluatorClient:
     """A client that has an evaluator process evaluate the commits of a clone, and compare each commit with a base.
@@ -169,9 +171,6 @@ class EvaluatorClient:
         answer.add_done_callback(lambda _: stop_timer())
         answer.add_done_callback(lambda _: self.on_answer())
         return self._running
-
-
-_MAX_UNSTORED: Final = 8
 
 
 class _UnstoredResults(NamedTuple):

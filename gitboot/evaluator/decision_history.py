@@ -63,6 +63,14 @@ class DocumentChange(Struct, frozen=True, kw_only=True):
 Evaluate = Callable[[Revision, Revision | None], CommitPair]
 
 
+_DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
+    ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # the first problem of a tree; None: the tree is valid
+    # the names of the servers that differ between two trees
+    ResultKind.HISTORY_CHANGED: build_decoder(dict[SystemUuid, str]),
+    ResultKind.HISTORY_EFFECT: build_decoder(ServerEffect),  # the effect of a step between two trees on a server
+}
+
+
 class DecisionHistory:
     """A reader of a repository's history, which finds the commits that changed a server's decision, newest first.
 
@@ -259,14 +267,6 @@ class _DocumentReader:
             if (each.value.get("kind"), name) == self._document:
                 return each.value, None
         return None, str(found.problems[0]) if found.problems else None
-
-
-_DECODERS: Final[Mapping[ResultKind, Callable[[bytes], Any]]] = {
-    ResultKind.HISTORY_PROBLEM: build_decoder(str | None),  # the first problem of a tree; None: the tree is valid
-    # the names of the servers that differ between two trees
-    ResultKind.HISTORY_CHANGED: build_decoder(dict[SystemUuid, str]),
-    ResultKind.HISTORY_EFFECT: build_decoder(ServerEffect),  # the effect of a step between two trees on a server
-}
 
 
 def is_valid_history_result(kind: ResultKind, value: bytes) -> bool:

@@ -534,6 +534,11 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], compute_result: Cal
     os._exit(0)  # end without flushing the buffers that the worker inherited from the parent
 
 
+_decode_results: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = build_decoder(
+    tuple[int, list[bytes | None]]
+)
+
+
 def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:
     """Yield the results of all workers until every worker has ended.
 
@@ -551,8 +556,3 @@ def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes |
             if not data:
                 poll.unregister(pipe)
                 del buffers[pipe]
-
-
-_decode_results: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = build_decoder(
-    tuple[int, list[bytes | None]]
-)

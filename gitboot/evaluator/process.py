@@ -40,6 +40,9 @@ from gitboot.resolve.fleet_decisions import build_site_index
 from gitboot.resolve.policy_selection import find_minimum_versions
 from gitboot.text import format_suggestion
 
+_FILES: Final = 1000  # the number of files between two progress reports
+_YOUNG: Final = 1  # the oldest generation that gitboot collects; older objects are frozen
+
 
 def main(state_folder: str, parent_pid: str) -> None:
     """Evaluate commits of the clone in the folder ``state_folder`` for the process with the id ``parent_pid``."""
@@ -62,10 +65,6 @@ def main(state_folder: str, parent_pid: str) -> None:
         reader.close()
         gc.collect(_YOUNG)
         gc.freeze()  # later collections skip the objects that exist now
-
-
-_FILES: Final = 1000  # the number of files between two progress reports
-_YOUNG: Final = 1  # the oldest generation that gitboot collects; older objects are frozen
 
 
 class _AnswerStream:

@@ -325,6 +325,9 @@ class HardwareInventory(Struct, frozen=True, kw_only=True):
         )
 
 
+_HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]}; other fields are optional'
+
+
 def parse_hardware_inventory(document: Mapping[str, Any]) -> HardwareInventory:
     """Parse an inventory, and ignore invalid parts.
 
@@ -354,9 +357,6 @@ def parse_inventory(data: bytes) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"the inventory is not a JSON object: {_HINT}")
     return found
-
-
-_HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]}; other fields are optional'
 
 
 def _parse_interfaces(items: object) -> Iterator[FoundInterface]:

@@ -88,6 +88,10 @@ def list_identities(server: Server) -> Iterator[Identity]:
 BmcPlace = tuple[str, str | None]
 
 
+_PORTS: Final = {"http": 80, "https": 443, "ipmi": 623}
+IdentityKey = tuple[str, str]  # the kind and the value of an identity
+
+
 @lru_cache(maxsize=1 << 16)
 def normalize_bmc_address(address: str, system: str | None) -> BmcPlace:
     """Normalize the address and the system of a BMC. If two results are equal, they mean the same system."""
@@ -110,10 +114,6 @@ def _normalize_host(host: str) -> str:
 def _normalize_path(path: str) -> str:
     """Remove empty segments and the final slash from a path, and percent-encode only characters that require it."""
     return "".join(f"/{quote(unquote(segment), safe='')}" for segment in path.split("/") if segment)
-
-
-_PORTS: Final = {"http": 80, "https": 443, "ipmi": 623}
-IdentityKey = tuple[str, str]  # the kind and the value of an identity
 
 
 class LostIdentity(NamedTuple):

@@ -31,6 +31,10 @@ def parse_ignore_file(data: bytes) -> tuple[IgnorePatterns, tuple[IgnoreLine, ..
     return IgnorePatterns(patterns), tuple(malformed)
 
 
+_FOLDERS: Final = 1024
+_PATHS: Final = 256 * 1024
+
+
 class IgnorePatterns:
     """The patterns of a .gitbootignore file, with cached results."""
 
@@ -58,8 +62,10 @@ class IgnorePatterns:
         return states
 
 
-_FOLDERS: Final = 1024
-_PATHS: Final = 256 * 1024
+SLASH: Final = ord("/")
+Bytes = int  # a set of bytes as an integer, in which bit 97 stands for b"a"
+_ALL: Final[Bytes] = (1 << 256) - 1
+_NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
 
 
 class _States:
@@ -153,12 +159,6 @@ def _to_bits(states: list[int]) -> int:
     return int.from_bytes(bits, "little")
 
 
-SLASH: Final = ord("/")
-Bytes = int  # a set of bytes as an integer, in which bit 97 stands for b"a"
-_ALL: Final[Bytes] = (1 << 256) - 1
-_NO_SLASH: Final[Bytes] = _ALL ^ 1 << SLASH
-
-
 class InvalidPattern(ValueError):
     """Raised if a line is not a valid pattern. Git ignores such a line."""
 
@@ -170,6 +170,9 @@ class IgnoreLine(NamedTuple):
     text: bytes
 
 
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
 def list_lines(data: bytes) -> Iterator[IgnoreLine]:
     """Return the lines of a file as Git reads them: without a byte order mark, a CR before LF, or trailing spaces."""
     for number, line in enumerate(data.removeprefix(_BYTE_ORDER_MARK).split(b"\n"), 1):
@@ -179,9 +182,6 @@ def list_lines(data: bytes) -> Iterator[IgnoreLine]:
             text = line[: len(text) + 1]
         if text and not text.startswith(b"#"):
             yield IgnoreLine(number, text)
-
-
-_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 class OneByte(NamedTuple):
@@ -315,6 +315,13 @@ class Listing(NamedTuple):
     problems: tuple[Problem, ...]
 
 
+_IRREGULAR: Final = {
+    Irregular.SUBMODULE: (Code.SUBMODULE, "the folder is a submodule, so its files are not part of the commit"),
+    Irregular.SYMLINK: (Code.SYMLINK, "the file is a symbolic link, whose target may be outside the commit"),
+    Irregular.FILE_NAME: (Code.FILE_NAME, "the file name is not UTF-8"),
+}
+
+
 def list_fleet_files(snapshot: Snapshot) -> Listing:
     """List the files of a revision, except dot-files, dot-folders, and the files that ``.gitbootignore`` matches."""
     is_named, problems = _read_ignore_file(snapshot)
@@ -333,6 +340,9 @@ def list_fleet_files(snapshot: Snapshot) -> Listing:
         irregular,
         tuple(problems),
     )
+
+
+IGNORE_FILE: Final = ".gitbootignore"
 
 
 def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
@@ -357,13 +367,3 @@ def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[P
 
 def _ignore_nothing(_: str) -> bool:
     return False
-
-
-IGNORE_FILE: Final = ".gitbootignore"
-
-
-_IRREGULAR: Final = {
-    Irregular.SUBMODULE: (Code.SUBMODULE, "the folder is a submodule, so its files are not part of the commit"),
-    Irregular.SYMLINK: (Code.SYMLINK, "the file is a symbolic link, whose target may be outside the commit"),
-    Irregular.FILE_NAME: (Code.FILE_NAME, "the file name is not UTF-8"),
-}

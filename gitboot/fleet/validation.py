@@ -271,6 +271,17 @@ def _build_valid_repository(
     return None if contents is None else _build_repository(snapshot, resources, origins, contents)
 
 
+_ATTRIBUTES: Final = {
+    "Server": "servers",
+    "BootImage": "images",
+    "ImageStream": "streams",
+    "BootProfile": "profiles",
+    "BootPolicy": "policies",
+    "Maintenance": "maintenances",
+    "ImageSource": "image_sources",
+}
+
+
 def _build_repository(
     snapshot: Snapshot,
     resources: Mapping[str, Mapping[str, Any]],  # by kind and name
@@ -296,17 +307,6 @@ def _sort_by_name(resources: Mapping[str, Any]) -> Mapping[str, Any]:
     # the names are usually sorted already, because gitboot reads files in the order of their paths
     names = list(resources)
     return resources if sorted(names) == names else dict(sorted(resources.items()))
-
-
-_ATTRIBUTES: Final = {
-    "Server": "servers",
-    "BootImage": "images",
-    "ImageStream": "streams",
-    "BootProfile": "profiles",
-    "BootPolicy": "policies",
-    "Maintenance": "maintenances",
-    "ImageSource": "image_sources",
-}
 
 
 def _read_contents(snapshot: Snapshot, paths: Iterable[str], before: LoadedRevision | None) -> dict[str, bytes] | None:
@@ -390,6 +390,13 @@ def _find_second_fleets(draft: Draft) -> Iterator[Remark]:
         )
 
 
+_OWN_DUPLICATE_HINTS: Final = {
+    "MAC address": "write the interface's permanent address, which `ethtool -P INTERFACE` prints even for a "
+    "bond member; interfaces may share only IP addresses",
+    "address": "remove one of the two addresses; only different interfaces may share an address, for example in a bond",
+}
+
+
 def _find_duplicate_identities(draft: Draft) -> Iterator[Remark]:
     first: dict[tuple[str, str], tuple[Id, Identity]] = {}
     for key, server in draft.list_kind(Server):
@@ -406,13 +413,6 @@ def _find_duplicate_identities(draft: Draft) -> Iterator[Remark]:
                     else "correct the wrong value, or remove the document of a machine that no longer exists",
                     other=draft.spot(holder, held.path),
                 )
-
-
-_OWN_DUPLICATE_HINTS: Final = {
-    "MAC address": "write the interface's permanent address, which `ethtool -P INTERFACE` prints even for a "
-    "bond member; interfaces may share only IP addresses",
-    "address": "remove one of the two addresses; only different interfaces may share an address, for example in a bond",
-}
 
 
 def _describe_duplicate(identity: Identity, holder: str, other: Identity, place: str) -> str:
@@ -480,6 +480,10 @@ def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
                 )
 
 
+# the maximum number of comparisons, each of which takes microseconds, to limit the time for many wrong names
+_COMPARISONS: Final = 50_000
+
+
 class _NameHints:
     def __init__(self, ids: Iterable[Id], files: Collection[str]) -> None:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
@@ -497,8 +501,7 @@ class _NameHints:
         return f"did you mean {similar}?" if similar else fallback
 
 
-# the maximum number of comparisons, each of which takes microseconds, to limit the time for many wrong names
-_COMPARISONS: Final = 50_000
+Spot = tuple[Origin, Path]
 
 
 class Draft:
@@ -582,9 +585,6 @@ class Draft:
             if ids is None or key in ids or key in fleets:
                 resources[key.kind][key.name] = resource
         return _build_repository(self.snapshot, resources, self._origins, dict(sorted(self.files.items())))
-
-
-Spot = tuple[Origin, Path]
 
 
 class Remark(Struct, frozen=True, kw_only=True):

@@ -89,6 +89,11 @@ _LINE_FEED = re.compile("\n")
 _T = TypeVar("_T")
 
 
+MAX_SHOWN: Final = 100  # the maximum number of problems that gitboot shows for each file
+# one more than gitboot shows; the last problem determines the location of the message about further problems
+MAX_KEPT: Final = MAX_SHOWN + 1
+
+
 def parse(data: bytes, path: str) -> Parsed:
     """Parse a file, and return the valid YAML documents and the problems of invalid documents. Skip empty documents."""
     code, hint, message = Code.FILE_TOO_LARGE, "split the file into several files", ""
@@ -611,11 +616,6 @@ _HINTS = {
     "found unknown escape character": "use single quotes, in which a backslash has no special meaning",
     "mapping values are not allowed in this context": "put text that contains ': ' in quotes, or indent keys equally",
 }
-
-
-MAX_SHOWN: Final = 100  # the maximum number of problems that gitboot shows for each file
-# one more than gitboot shows; the last problem determines the location of the message about further problems
-MAX_KEPT: Final = MAX_SHOWN + 1
 
 
 def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = None) -> tuple[Problem, ...]:

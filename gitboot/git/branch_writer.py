@@ -121,6 +121,9 @@ class OwnedBranch:
             yield ours
 
 
+_FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
+
+
 def read_authorship(clone: StoredRepository, revision: Revision) -> Authorship | None:
     with clone.open() as ours:
         if revision not in ours.odb:
@@ -129,9 +132,6 @@ def read_authorship(clone: StoredRepository, revision: Revision) -> Authorship |
         texts = (raw.decode(errors="replace") for raw in (author.name, author.email))
         name, email = (" ".join(text.translate(_FORBIDDEN_CHARACTERS).split()) for text in texts)
         return Authorship(name or "unknown", email or "unknown", int(convert_date(author).timestamp()), author.offset)
-
-
-_FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
 
 
 def find_pushed_url(checkout: Path) -> str | None:
@@ -215,6 +215,9 @@ def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
         )
 
 
+_MAX_LATER_COMMITS: Final = 100
+
+
 def _find_adding_commit(repository: pygit2.Repository, tip: CommitObject, place: str) -> CommitObject | None:
     """Follow first parents from ``tip``, and return the oldest commit that still has a file.
 
@@ -229,9 +232,6 @@ def _find_adding_commit(repository: pygit2.Repository, tip: CommitObject, place:
         if commit.parents and commit.parents[0] not in repository.odb:  # a shallow clone has no older commits
             return found
     return found
-
-
-_MAX_LATER_COMMITS: Final = 100
 
 
 def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:

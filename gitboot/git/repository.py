@@ -78,6 +78,9 @@ def format_error(error: BaseException) -> str:
     return f"object {message} is missing" if re.fullmatch("[0-9a-f]{40}", message) else message
 
 
+_NO_MEMORY: Final = re.compile(r"out of memory|cannot allocate memory|failed to m?map|error code=7\b", re.IGNORECASE)
+
+
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Return whether an error or one of its causes states that memory ran out.
 
@@ -94,9 +97,6 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
-
-
-_NO_MEMORY: Final = re.compile(r"out of memory|cannot allocate memory|failed to m?map|error code=7\b", re.IGNORECASE)
 
 
 LIBGIT2_VERSION: Final = pygit2.LIBGIT2_VERSION
@@ -230,6 +230,10 @@ class Person(NamedTuple):
     offset: int  # minutes east of UTC
 
 
+_TREE: Final = re.compile(rb"tree ([0-9a-f]{40})\n")
+_PARENTS: Final = re.compile(rb"(?:parent [0-9a-f]{40}\n)*")
+
+
 class CommitObject:
     """A commit object, whose fields are parsed when they are needed."""
 
@@ -279,13 +283,16 @@ class CommitObject:
         return parse_person(next((line.removeprefix(prefix) for line in lines if line.startswith(prefix)), b""))
 
 
-_TREE: Final = re.compile(rb"tree ([0-9a-f]{40})\n")
-_PARENTS: Final = re.compile(rb"(?:parent [0-9a-f]{40}\n)*")
-
-
 class TagObject(NamedTuple):
     target: pygit2.Oid
     name: bytes
+
+
+_TIME: Final = re.compile(rb"[ \t]*(-?[0-9]+)(?:[ \t]+([+-][0-9]{4})(?![0-9]))?")
+_TIME_AT_END: Final = re.compile(rb"(?:^|[ \t])-?[0-9]+(?:[ \t]+[+-][0-9]{4})?[ \t]*$")
+_MAX_DIGITS: Final = 19  # the maximum number of digits, because longer numbers may exceed 63 bits
+# libgit2 removes these bytes at both ends of names (signature.c, is_crud)
+_TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"
 
 
 def parse_person(text: bytes) -> Person:
@@ -311,11 +318,7 @@ def parse_person(text: bytes) -> Person:
     return Person(name.strip(_TRIMMED_BYTES), email.strip(_TRIMMED_BYTES), seconds, offset)
 
 
-_TIME: Final = re.compile(rb"[ \t]*(-?[0-9]+)(?:[ \t]+([+-][0-9]{4})(?![0-9]))?")
-_TIME_AT_END: Final = re.compile(rb"(?:^|[ \t])-?[0-9]+(?:[ \t]+[+-][0-9]{4})?[ \t]*$")
-_MAX_DIGITS: Final = 19  # the maximum number of digits, because longer numbers may exceed 63 bits
-# libgit2 removes these bytes at both ends of names (signature.c, is_crud)
-_TRIMMED_BYTES: Final = bytes(range(33)) + b".,:;<>\"\\'"
+_SIGNATURE: Final = re.compile(rb"^gpgsig[ -][^\n]*\n(?: [^\n]*\n)*", re.MULTILINE)
 
 
 def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
@@ -323,9 +326,6 @@ def split_signatures(raw: bytes) -> tuple[bytes, list[bytes]]:
     header, blank, message = raw.partition(b"\n\n")
     lines = header + b"\n"
     return _SIGNATURE.sub(b"", lines)[:-1] + blank + message, _SIGNATURE.findall(lines)
-
-
-_SIGNATURE: Final = re.compile(rb"^gpgsig[ -][^\n]*\n(?: [^\n]*\n)*", re.MULTILINE)
 
 
 class CommitReader:
@@ -379,6 +379,9 @@ def read_tree(git: pygit2.Repository, commit: CommitObject) -> pygit2.Tree | Non
     return found if isinstance(found, pygit2.Tree) else None
 
 
+_TAG: Final = re.compile(rb"object ([0-9a-f]{40})\n(?:type [a-z]+\n)?(?:tag ([^\n]*)\n)?")
+
+
 def read_tag(git: pygit2.Repository, id: pygit2.Oid) -> TagObject | None:
     """Return an annotated tag, or None if the object is not a tag. Raises `KeyError` if the object is missing."""
     kind, raw = git.odb.read(id)
@@ -388,9 +391,6 @@ def read_tag(git: pygit2.Repository, id: pygit2.Oid) -> TagObject | None:
     if found is None:
         raise pygit2.GitError(f"tag {id} does not point to an object")
     return TagObject(pygit2.Oid(hex=found[1].decode()), found[2] or b"")
-
-
-_TAG: Final = re.compile(rb"object ([0-9a-f]{40})\n(?:type [a-z]+\n)?(?:tag ([^\n]*)\n)?")
 
 
 def peel_reference(git: pygit2.Repository, reference: pygit2.Reference) -> CommitObject:
@@ -584,15 +584,15 @@ class StepReporter:
             self._report(FetchStep(WORK_TIMEOUT_S, f"the fetch made no progress for {WORK_TIMEOUT_S:g} s"))
 
 
+_steps: ContextVar[StepReporter | None] = ContextVar("fetch steps of this thread", default=None)
+
+
 def get_step_reporter() -> StepReporter:
     """Return the step reporter for the fetch in this thread.
 
     Outside of `report_steps_to`, the result is a reporter that discards all reports.
     """
     return _steps.get() or StepReporter(lambda _: None)
-
-
-_steps: ContextVar[StepReporter | None] = ContextVar("fetch steps of this thread", default=None)
 
 
 def report_work() -> None:

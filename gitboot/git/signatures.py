@@ -24,6 +24,8 @@ from gitboot.git.repository import CommitReader, StoredRepository, split_signatu
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
+_MAX_VERDICTS: Final = 4096
+
 
 class SignatureChecker:
     """Checks the signatures on a repository's commits, and caches the results until the trusted keys change.
@@ -153,9 +155,6 @@ class SignatureChecker:
             raise SourceError(str(error)) from error
 
 
-_MAX_VERDICTS: Final = 4096
-
-
 def _find_object_signer(
     raw: bytes, read: Callable[[bytes], SignedContent | None], keys: SignatureKeys, *, is_merge: bool
 ) -> Signer:
@@ -199,6 +198,9 @@ class TrustedKeys(Struct, frozen=True, kw_only=True):
     @property
     def has_keys(self) -> bool:
         return self.has_personal_keys or bool(self.forge_keys)
+
+
+_SSH_KEY: Final = re.compile(rb"(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
 
 
 class SignatureKeys:
@@ -270,9 +272,6 @@ class SignatureKeys:
                 self._forge_keys[name] = Keyring.create([path], self._folder / f"forge-{number}")
 
 
-_SSH_KEY: Final = re.compile(rb"(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
-
-
 def _list_key_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -280,6 +279,9 @@ def _list_key_files(path: Path) -> list[Path]:
     if not found:
         raise UsageError(f"the directory {path} does not contain a public key file")
     return found
+
+
+_FINGERPRINT: Final = re.compile(r" key (SHA256:\S+)")
 
 
 class _AllowedSigners:
@@ -314,9 +316,6 @@ class _AllowedSigners:
         return run_isolated(["ssh-keygen", "-Y", action, *map(str, arguments)], stdin, self._scratch)
 
 
-_FINGERPRINT: Final = re.compile(r" key (SHA256:\S+)")
-
-
 def _find_signer(keys: _AllowedSigners | Keyring, signature: SignedContent) -> Signer:
     if isinstance(keys, _AllowedSigners):
         return keys.find_signer(signature)
@@ -345,13 +344,13 @@ def parse_commit_signature(raw: bytes) -> SignedContent | None:
     return SignedContent(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None
 
 
+_BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$", re.MULTILINE)
+
+
 def parse_tag_signature(raw: bytes) -> SignedContent | None:
     """Split a signed annotated tag into its content and its signature, or return None if the tag is not signed."""
     *_, start = (0, *(found.start() for found in _BEGIN.finditer(raw)))
     return SignedContent(raw[:start], raw[start:]) if start else None
-
-
-_BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$", re.MULTILINE)
 
 
 class UntrustedSignature(Exception):
@@ -360,6 +359,13 @@ class UntrustedSignature(Exception):
 
 class UnlistedKey(UntrustedSignature):
     """The error for a signature by a key that is not in the files with trusted keys."""
+
+
+# With these options of gpg(1), gpg does not ask, download keys or start other programs, and trusts each imported key.
+_GPG_OPTIONS: Final = (
+    *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
+    *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
+)
 
 
 class Keyring:
@@ -417,6 +423,11 @@ class Keyring:
         return run_isolated(["gpg", "--homedir", str(self._home), *_GPG_OPTIONS, *arguments], stdin, self._home)
 
 
+_SIGNATURE: Final = 2  # tags of packets (RFC 4880, 4.3)
+_MARKER: Final = 10  # gpg ignores packets of this kind
+_INVALID_TAG: Final = -1
+
+
 def split_openpgp_signatures(data: bytes) -> list[bytes]:
     """Return the packets of one or more OpenPGP signatures, after removing any armour.
 
@@ -455,11 +466,6 @@ def _remove_armour(data: bytes) -> bytes:
     return packets or data
 
 
-_SIGNATURE: Final = 2  # tags of packets (RFC 4880, 4.3)
-_MARKER: Final = 10  # gpg ignores packets of this kind
-_INVALID_TAG: Final = -1
-
-
 def _read_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the OpenPGP packets with their tags (RFC 4880, 4.2).
 
@@ -492,11 +498,16 @@ def _read_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += header + size
 
 
-# With these options of gpg(1), gpg does not ask, download keys or start other programs, and trusts each imported key.
-_GPG_OPTIONS: Final = (
-    *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
-    *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
-)
+_CLASS_FIELD: Final = 9  # the index of the signature class in VALIDSIG, in hexadecimal digits
+_BINARY_CLASS: Final = "00"
+_VERDICTS: Final = {
+    "GOODSIG": "",
+    "EXPSIG": "signed by the key {key} with a signature that has expired",
+    "EXPKEYSIG": "signed by the key {key}, which has expired",
+    "REVKEYSIG": "signed by the key {key}, which was revoked",
+    "BADSIG": "not valid: the content changed after it was signed",
+    "ERRSIG": "signed by the key {key} in a way that gpg cannot check",
+}
 
 
 def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
@@ -521,16 +532,7 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     return Signer(" ".join(verdict[2:]), valid[0][-1])
 
 
-_CLASS_FIELD: Final = 9  # the index of the signature class in VALIDSIG, in hexadecimal digits
-_BINARY_CLASS: Final = "00"
-_VERDICTS: Final = {
-    "GOODSIG": "",
-    "EXPSIG": "signed by the key {key} with a signature that has expired",
-    "EXPKEYSIG": "signed by the key {key}, which has expired",
-    "REVKEYSIG": "signed by the key {key}, which was revoked",
-    "BADSIG": "not valid: the content changed after it was signed",
-    "ERRSIG": "signed by the key {key} in a way that gpg cannot check",
-}
+_TIMEOUT_S: Final = 600  # this is enough for an image of several gigabytes on a slow disk
 
 
 def run_isolated(command: Sequence[str], stdin: bytes, home: Path) -> ProcessResult:
@@ -546,6 +548,3 @@ def run_isolated(command: Sequence[str], stdin: bytes, home: Path) -> ProcessRes
         raise UsageError(f"{command[0]} is not installed: install {package} to let gitboot check signatures") from None
     except (OSError, TimeoutError) as error:
         raise SourceError(f"{command[0]} could not check a signature: {error}") from error
-
-
-_TIMEOUT_S: Final = 600  # this is enough for an image of several gigabytes on a slow disk

@@ -51,6 +51,15 @@ MAX_NAMES: Final = 100  # the number of invalid names that gitboot reports for e
 _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 
 
+_V = TypeVar("_V")
+_NOT_UTF8: Final = b"name"  # gitboot uses this value instead of a mode for a name that is not UTF-8
+_IRREGULAR: Final = {
+    SUBMODULE: Irregular.SUBMODULE,
+    SYMLINK: Irregular.SYMLINK,
+    _NOT_UTF8: Irregular.FILE_NAME,
+}
+
+
 def load_commit(
     repository: StoredRepository, revision: Revision, folder: str = "", previous: Snapshot | None = None
 ) -> Snapshot:
@@ -101,15 +110,6 @@ def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: 
     for path in changed - values.keys():
         amended.pop(path, None)
     return amended if values.keys() <= before.keys() else dict(sorted(amended.items()))
-
-
-_V = TypeVar("_V")
-_NOT_UTF8: Final = b"name"  # gitboot uses this value instead of a mode for a name that is not UTF-8
-_IRREGULAR: Final = {
-    SUBMODULE: Irregular.SUBMODULE,
-    SYMLINK: Irregular.SYMLINK,
-    _NOT_UTF8: Irregular.FILE_NAME,
-}
 
 
 def find_tree(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
@@ -489,6 +489,10 @@ def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
         raise
 
 
+_SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
+_ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
+
+
 def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     name = _ALL_SUFFIXES.split(rev, maxsplit=1)[0]
     if not name:  # libgit2 would read an empty name as HEAD
@@ -507,10 +511,6 @@ def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.
         elif count:
             oid = commit.parents[count - 1]
     return pygit2.Oid(hex=str(oid))
-
-
-_SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
-_ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 
 
 def _explain_missing_commit(repository: pygit2.Repository, subject: str, rev: str, error: Exception) -> str:

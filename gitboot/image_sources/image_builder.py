@@ -176,6 +176,9 @@ class _MeasuredFile(Struct, frozen=True, kw_only=True):
     size: int
 
 
+_REPORT: Final = "the vendor's files do not match the index: try again later, and report the mismatch to the vendor"
+
+
 class _Downloads:
     """A fetcher that stores downloaded files in a folder, so that gitboot does not download the same file twice.
 
@@ -219,9 +222,6 @@ class _Downloads:
             facts = _MeasuredFile(sha256=Digest(digests[0].hexdigest()), sha512=digests[1].hexdigest(), size=size)
             self._known[url] = path, content.head, facts
         return self._known[url][2]
-
-
-_REPORT: Final = "the vendor's files do not match the index: try again later, and report the mismatch to the vendor"
 
 
 def _check_url(release_files: ReleaseFiles, file: ReleaseFile) -> None:

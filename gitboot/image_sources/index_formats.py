@@ -121,6 +121,18 @@ class ListedDigest(Struct, frozen=True, kw_only=True):
     sha512: str | None = None
 
 
+MAX_BYTES: Final[Mapping[IndexFormat | FilesFormat, int]] = {
+    **dict.fromkeys(IndexFormat, 8 << 20),
+    IndexFormat.ALPINE_RELEASES: 1 << 20,
+    IndexFormat.DIRECTORY_LISTING: 2 << 20,
+    IndexFormat.TEXT: 1 << 20,
+    FilesFormat.TREEINFO: 1 << 20,
+}
+MAX_LIST_BYTES: Final = 8 << 20  # the maximum size of a digest list
+_MOST_ENTRIES: Final = 10_000
+_PRERELEASE: Final = frozenset({"alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test"})
+
+
 def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) -> tuple[IndexEntry, ...]:
     """Return the releases in an index, in ascending order.
 
@@ -142,18 +154,6 @@ def parse_files(files_format: FilesFormat, content: bytes, url: str) -> Mapping[
     match files_format:
         case FilesFormat.TREEINFO:
             return _parse_treeinfo(content, url)
-
-
-MAX_BYTES: Final[Mapping[IndexFormat | FilesFormat, int]] = {
-    **dict.fromkeys(IndexFormat, 8 << 20),
-    IndexFormat.ALPINE_RELEASES: 1 << 20,
-    IndexFormat.DIRECTORY_LISTING: 2 << 20,
-    IndexFormat.TEXT: 1 << 20,
-    FilesFormat.TREEINFO: 1 << 20,
-}
-MAX_LIST_BYTES: Final = 8 << 20  # the maximum size of a digest list
-_MOST_ENTRIES: Final = 10_000
-_PRERELEASE: Final = frozenset({"alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test"})
 
 
 def is_prerelease(version: str) -> bool:
@@ -232,15 +232,15 @@ def _get_value(value: Any, kind: type[T], *steps: str) -> T | None:
     return value if isinstance(value, kind) and not (kind is int and isinstance(value, bool)) else None
 
 
+_TYPE_NAMES: Final[Mapping[type, str]] = {dict: "mapping", list: "list", str: "text", int: "number"}
+
+
 def _require_value(value: Any, kind: type[T], url: str, *steps: str) -> T:
     found = _get_value(value, kind, *steps)
     if found is None:
         place = ".".join(printable(step[:60]) for step in steps) or "the top level"
         raise _make_index_error(url, f"the index has no {_TYPE_NAMES[kind]} at {place}")
     return found
-
-
-_TYPE_NAMES: Final[Mapping[type, str]] = {dict: "mapping", list: "list", str: "text", int: "number"}
 
 
 def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:

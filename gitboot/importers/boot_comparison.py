@@ -120,6 +120,24 @@ def _pair_files(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile 
     yield from zip_longest(old.initrds, new.files.initrds if new.files.kernel else ())
 
 
+# Kernel arguments that contain the URL of the user data.
+USER_DATA_ARGUMENTS: Final = frozenset(
+    {
+        "autoyast",
+        "ignition.config.url",
+        "coreos.config.url",
+        "coreos.inst.ignition_url",
+        "ds",
+        "flatcar.config.url",
+        "inst.auto",
+        "inst.ks",
+        "ks",
+        "url",
+        "talos.config",
+    }
+)
+
+
 def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
     """Return the arguments without request IDs and user data URLs.
 
@@ -241,24 +259,6 @@ class OldBoot(Struct, frozen=True, kw_only=True):
             if each.partition("=")[0] in USER_DATA_ARGUMENTS
         )
         return next((match[0] for match in found if match), None)
-
-
-# Kernel arguments that contain the URL of the user data.
-USER_DATA_ARGUMENTS: Final = frozenset(
-    {
-        "autoyast",
-        "ignition.config.url",
-        "coreos.config.url",
-        "coreos.inst.ignition_url",
-        "ds",
-        "flatcar.config.url",
-        "inst.auto",
-        "inst.ks",
-        "ks",
-        "url",
-        "talos.config",
-    }
-)
 
 
 def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:

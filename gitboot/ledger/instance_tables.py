@@ -258,6 +258,9 @@ def is_behind(store: Store) -> bool:
     return mark[0] != identity or mark[1] > changes
 
 
+_KEY_BYTES: Final = 32
+
+
 def ensure_status_key(store: Store) -> bytes:
     """Return the key that authenticates commit statuses written with this ledger. The first call creates the key.
 
@@ -270,9 +273,6 @@ def ensure_status_key(store: Store) -> bytes:
                 tx.replace("facts", ("name",), [("statusKey", secrets.token_hex(_KEY_BYTES))])
     ((value,),) = store.rows(query)
     return bytes.fromhex(value)
-
-
-_KEY_BYTES: Final = 32
 
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:

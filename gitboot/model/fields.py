@@ -195,6 +195,9 @@ def structure(kind: type[T]) -> type[T]:
     return dataclasses.dataclass(frozen=True, kw_only=True, slots=True)(kind)
 
 
+_CHECKS: Final[set[Callable[[Any], None]]] = set()
+
+
 def check(method: Callable[[Any], None]) -> Callable[[Any], None]:
     """Mark a method as a structure's check.
 
@@ -202,9 +205,6 @@ def check(method: Callable[[Any], None]) -> Callable[[Any], None]:
     """
     _CHECKS.add(method)
     return method
-
-
-_CHECKS: Final[set[Callable[[Any], None]]] = set()
 
 
 class DeclaredField(NamedTuple):
@@ -463,6 +463,9 @@ def _locate_faults(step: Step, error: Malformed | InvalidDocument) -> list[Fault
 # Writing
 
 
+_PLAIN: Final = frozenset({str, int, bool})
+
+
 def to_yaml_value(value: Any) -> Any:
     """Convert a structure, or a value in a structure, to YAML scalars, lists and mappings. Omit nulls."""
     kind: Any = type(value)
@@ -478,9 +481,6 @@ def to_yaml_value(value: Any) -> Any:
         return value.value
     items = ((field.alias, getattr(value, field.name)) for field in list_fields(kind))
     return {alias: to_yaml_value(item) for alias, item in items if item is not None}
-
-
-_PLAIN: Final = frozenset({str, int, bool})
 
 
 @structure

@@ -227,6 +227,9 @@ class Guards:
     )
 
 
+NO_LEDGER: Final = "nobody"  # this is not the identity of a ledger
+
+
 @structure
 class FleetSpec:
     """The settings for all servers."""
@@ -317,9 +320,6 @@ class FleetSpec:
         If ``site`` is None, return the orders for the instance that serves all sites.
         """
         return FleetOrders(stopped=self.stopped, ledger=self.find_ledger(site))
-
-
-NO_LEDGER: Final = "nobody"  # this is not the identity of a ledger
 
 
 @structure

@@ -130,6 +130,9 @@ def parse_match_template(value: object) -> str:
     )
 
 
+_KEY: Final = re.compile(r"[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}|RW[A-Za-z0-9+/]{54}")
+
+
 def parse_key_fingerprint(value: object) -> str:
     found = require_match(
         value,
@@ -140,9 +143,6 @@ def parse_key_fingerprint(value: object) -> str:
         "prints, without spaces",
     )
     return found if found.startswith("RW") else found.upper()
-
-
-_KEY: Final = re.compile(r"[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}|RW[A-Za-z0-9+/]{54}")
 
 
 def parse_argument_template(value: object) -> str:

@@ -78,6 +78,15 @@ def build_structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, 
     }
 
 
+_PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    bool: {"type": "boolean"},
+    NoneType: {"type": "null"},
+    Any: {},
+}
+
+
 def _build_value_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind in _PLAIN:
@@ -105,15 +114,6 @@ def _build_value_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any
         else:
             definitions[kind.__name__] = build_structure_schema(kind, definitions)
     return {"$ref": f"#/$defs/{kind.__name__}"}
-
-
-_PLAIN: Final[Mapping[Any, Mapping[str, str]]] = {
-    str: {"type": "string"},
-    int: {"type": "integer"},
-    bool: {"type": "boolean"},
-    NoneType: {"type": "null"},
-    Any: {},
-}
 
 
 class SchemaField(Struct, frozen=True, kw_only=True):

@@ -166,6 +166,9 @@ def is_derived_uuid(uuid: SystemUuid) -> bool:
     return uuid.startswith(_DERIVED_UUID_PREFIX)
 
 
+INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
 def parse_interface_address(value: object) -> str:
     """Parse an IP address, optionally with a prefix length: 10.12.0.13/24, fd00:12::13/64."""
     found = text(value)
@@ -223,6 +226,9 @@ _PLACEHOLDER_UUIDS: Final = frozenset(
 _PLACEHOLDER_UUID_END: Final = "-ffff-ffff-ffff-ffffffffffff"  # FreeBSD
 
 
+_RUNS: Final = ((0, 10), (1, 9), (1, 10))  # repeated digits: 0123456789, 12345678, 123456789
+
+
 def _list_counting_digits(length: int) -> frozenset[str]:
     """Return the texts of ``length`` hexadecimal digits that count up or down, such as 0123…, 00010203… and 1234…."""
     digits = "0123456789abcdef"
@@ -235,9 +241,6 @@ def _list_counting_digits(length: int) -> frozenset[str]:
     )
     rows = (*up, *(row[::-1] for row in up))
     return frozenset(row[at : at + length] for row in rows for at in range(len(row) - length + 1))
-
-
-_RUNS: Final = ((0, 10), (1, 9), (1, 10))  # repeated digits: 0123456789, 12345678, 123456789
 
 
 def _swap_digits(d: str) -> str:
@@ -291,16 +294,6 @@ _PLACEHOLDER_MACS: Final = frozenset(
 )
 
 
-@lru_cache(maxsize=256)  # cached, because gitboot reads the same values several times when it decides a server's boot
-def is_placeholder_mac(mac: MacAddress) -> bool:
-    """Return whether a MAC address is a known placeholder or a pattern, such as a repeated byte or counting digits.
-
-    ``mac`` is never a group address, because `parse_mac` rejects group addresses.
-    """
-    digits = mac.replace("-", "")
-    return digits == digits[:2] * 6 or mac in _PLACEHOLDER_MACS or digits in _COUNTING_MAC_DIGITS
-
-
 _COUNTING_MAC_DIGITS: Final = _list_counting_digits(12)
 _PLACEHOLDER_PHRASE: Final = re.compile(
     r"to ?be ?filled|filled ?by|default|not ?(?:specified|applicable|available|set|present|provided|defined)"
@@ -313,6 +306,16 @@ _PLACEHOLDER_SERIAL: Final = re.compile(
 )
 _COUNTING_DIGITS: Final = re.compile(r"012345|123456|987654|876543|765432|654321|543210|abcdef")
 _COUNTING_SERIAL: Final = re.compile(r"[a-z]{0,5}(?:0?12345|98765|54321|43210)0*")
+
+
+@lru_cache(maxsize=256)  # cached, because gitboot reads the same values several times when it decides a server's boot
+def is_placeholder_mac(mac: MacAddress) -> bool:
+    """Return whether a MAC address is a known placeholder or a pattern, such as a repeated byte or counting digits.
+
+    ``mac`` is never a group address, because `parse_mac` rejects group addresses.
+    """
+    digits = mac.replace("-", "")
+    return digits == digits[:2] * 6 or mac in _PLACEHOLDER_MACS or digits in _COUNTING_MAC_DIGITS
 
 
 @lru_cache(maxsize=256)  # the decision of one server uses the same few values several times
@@ -334,9 +337,6 @@ def is_placeholder_serial(serial: str) -> bool:
         or _COUNTING_DIGITS.search(plain)
         or _COUNTING_SERIAL.fullmatch(plain)
     )
-
-
-INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
 
 
 def parse_integer(value: object) -> int:
@@ -372,12 +372,12 @@ def parse_count_or_percent(value: object) -> str:
     )
 
 
-def parse_boolean(value: object) -> bool:
-    return require_match(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write `true` or `false`") == "true"
-
-
 _BOOLEAN: Final = re.compile("true|false")
 _VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
+
+
+def parse_boolean(value: object) -> bool:
+    return require_match(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write `true` or `false`") == "true"
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
@@ -433,14 +433,14 @@ def parse_digest(value: object) -> Digest:
     )
 
 
+_FINGERPRINT: Final = re.compile(":*(?:[0-9A-Fa-f]:*){64}")
+
+
 def parse_fingerprint(value: object) -> Digest:
     """Parse a certificate's SHA-256 fingerprint in any case, with or without colons, as openssl and BMCs print it."""
     hint = "copy the fingerprint that `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
     found = require_match(value, _FINGERPRINT, Code.DIGEST, "a certificate's SHA-256 fingerprint", hint)
     return Digest(found.replace(":", "").lower())
-
-
-_FINGERPRINT: Final = re.compile(":*(?:[0-9A-Fa-f]:*){64}")
 
 
 # Names, tags and digests as in the OCI distribution specification ("Pulling manifests").
@@ -572,6 +572,14 @@ def _is_http_url(url: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+Step: TypeAlias = str | int
+Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
+_PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
+_VERSION: Final = 0xA0  # the tag [0] of the version; certificates of version 1 do not have it
+_UTC_TIME: Final = 0x17
+_RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")  # the OBJECT IDENTIFIER
 
 
 class Malformed(ValueError):
@@ -737,14 +745,6 @@ def parse_kernel_argument(value: object) -> str:
         "one kernel argument on one line",
         "write one argument in each item: name, name=value, or -name to remove an argument",
     )
-
-
-Step: TypeAlias = str | int
-Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
-_PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
-_VERSION: Final = 0xA0  # the tag [0] of the version; certificates of version 1 do not have it
-_UTC_TIME: Final = 0x17
-_RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")  # the OBJECT IDENTIFIER
 
 
 def read_certificate_expiries(pem: bytes) -> tuple[datetime, ...]:

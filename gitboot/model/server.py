@@ -261,6 +261,9 @@ class ServerSpec:
             )
 
 
+_SERIAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{3,63}")
+
+
 @structure
 class Server(Document):
     """One machine: its identity, its hardware and its settings."""
@@ -294,6 +297,3 @@ class Server(Document):
         serial = self.spec.serial
         is_usable = serial is not None and _SERIAL.fullmatch(serial) and not is_placeholder_serial(serial)
         return serial if is_usable else None
-
-
-_SERIAL: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{3,63}")

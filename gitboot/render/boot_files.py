@@ -125,6 +125,15 @@ def _has_role(path: str, role: Role) -> bool:
     return kind is not None and kind.role is role
 
 
+# The functions that render the script that queries the endpoint first, by loader.
+_ENDPOINT_REQUESTS: Final[Mapping[ScriptLoader | None, Callable[[str, str], str | None]]] = {
+    ScriptLoader.IPXE: ipxe.render_endpoint_request,
+    ScriptLoader.GRUB: grub.render_endpoint_request,
+    ScriptLoader.PXELINUX: pxelinux.render_endpoint_request,
+}
+Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
+
+
 def _render_query_script(decision: Decision, kind: PathKind, path: str, fallback: File) -> File | None:
     """Return the boot script that queries the endpoint first.
 
@@ -141,15 +150,6 @@ def _render_query_script(decision: Decision, kind: PathKind, path: str, fallback
         relative_path = f"{paths.QUERY_FOLDER}{relative_path}"
     text = _ENDPOINT_REQUESTS[loader](f"{decision.endpoint}/{relative_path}", fallback.content.decode())
     return File(text.encode(), fallback.content_type) if text is not None else None
-
-
-# The functions that render the script that queries the endpoint first, by loader.
-_ENDPOINT_REQUESTS: Final[Mapping[ScriptLoader | None, Callable[[str, str], str | None]]] = {
-    ScriptLoader.IPXE: ipxe.render_endpoint_request,
-    ScriptLoader.GRUB: grub.render_endpoint_request,
-    ScriptLoader.PXELINUX: pxelinux.render_endpoint_request,
-}
-Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 
 
 def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:

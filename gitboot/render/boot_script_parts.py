@@ -71,6 +71,9 @@ SANBOOT: Final = "Sanboot"
 _LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
 
 
+_BACKSLASH: Final = "\\"  # the path separator of UEFI (UEFI specification 10.3.5.4)
+
+
 def render_ipxe_disk_boot(local_disk: str | None) -> str:
     """Return the last part of an iPXE script, which boots from the local disk.
 
@@ -85,16 +88,6 @@ def render_ipxe_disk_boot(local_disk: str | None) -> str:
     return f"iseq ${{platform}} efi && sanboot --no-describe --drive 0{path} ||\n{IPXE_DISK_BOOT}"
 
 
-_BACKSLASH: Final = "\\"  # the path separator of UEFI (UEFI specification 10.3.5.4)
-
-
-def render_grub_disk_boot(local_disk: str | None) -> str:
-    """Return the last part of a GRUB configuration, which boots from the local disk."""
-    if local_disk == EXIT:
-        return "exit\n"
-    return GRUB_DISK_BOOT if local_disk in (None, SANBOOT) else f"{_CHAINLOAD.format(path=local_disk)}{GRUB_DISK_BOOT}"
-
-
 _CHAINLOAD: Final = """\
 if [ "$grub_platform" = efi ]; then
   if search --no-floppy --file --set=root "{path}"; then
@@ -104,6 +97,13 @@ if [ "$grub_platform" = efi ]; then
   fi
 fi
 """
+
+
+def render_grub_disk_boot(local_disk: str | None) -> str:
+    """Return the last part of a GRUB configuration, which boots from the local disk."""
+    if local_disk == EXIT:
+        return "exit\n"
+    return GRUB_DISK_BOOT if local_disk in (None, SANBOOT) else f"{_CHAINLOAD.format(path=local_disk)}{GRUB_DISK_BOOT}"
 
 
 def render_pxelinux_disk_label(local_disk: str | None) -> str:

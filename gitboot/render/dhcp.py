@@ -80,6 +80,16 @@ def _build_boot_file_options(url: str, *options: Element) -> Element:
     return {**field, "option-data": [{"name": "boot-file-name", "data": _escape_commas(url)}, *options]}
 
 
+# RFC 8415, 21.16: an enterprise number, the length of the text HTTPClient, and the text. EDK II sends the number 343 of
+# Intel.
+_VENDOR_CLASS6: Final[Element] = {
+    "code": 16,
+    "csv-format": False,
+    "data": ((343).to_bytes(4) + (10).to_bytes(2) + b"HTTPClient").hex(),
+    "always-send": True,
+}
+
+
 class _KeaV6:
     """Expressions and options for kea-dhcp6."""
 
@@ -110,16 +120,6 @@ def _build_bootfile_url_option(url: str) -> Element:
 def _escape_commas(text: str) -> str:
     """Escape commas with backslashes, because Kea splits option data at commas."""
     return text.replace(",", r"\,")
-
-
-# RFC 8415, 21.16: an enterprise number, the length of the text HTTPClient, and the text. EDK II sends the number 343 of
-# Intel.
-_VENDOR_CLASS6: Final[Element] = {
-    "code": 16,
-    "csv-format": False,
-    "data": ((343).to_bytes(4) + (10).to_bytes(2) + b"HTTPClient").hex(),
-    "always-send": True,
-}
 
 
 def _build_kea_classes(decisions: Decisions, version: type[_KeaV4] | type[_KeaV6]) -> Iterator[Element]:
@@ -221,6 +221,12 @@ def _list_loader_tags(requested: Collection[Loader]) -> Iterator[tuple[Loader | 
     yield from ((loader, f"tag:gitboot_loader_{loader.lower()},") for loader in requested)
 
 
+# dnsmasq cannot send an enterprise number in the vendor class of DHCPv6 (RFC 8415, 21.16). It sends strings, and puts
+# two length bytes before each string. The first string and its length have four bytes, in the place of the enterprise
+# number, which firmware ignores.
+_VENDOR_CLASS: Final = "ed,HTTPClient"
+
+
 def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
     ipxe = Output.IPXE in decisions.outputs
     firmware = "tag:!gitboot_ipxe," if ipxe else ""
@@ -246,12 +252,6 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
                 yield from _render_loader_lines(
                     offer, mirror, f"{site_tag}{firmware}{tag}tag:gitboot_{offer.client.name}"
                 )
-
-
-# dnsmasq cannot send an enterprise number in the vendor class of DHCPv6 (RFC 8415, 21.16). It sends strings, and puts
-# two length bytes before each string. The first string and its length have four bytes, in the place of the enterprise
-# number, which firmware ignores.
-_VENDOR_CLASS: Final = "ed,HTTPClient"
 
 
 def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:

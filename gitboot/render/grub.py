@@ -197,16 +197,6 @@ fi
 # The shared configurations.
 
 
-def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
-    """Yield ``grub.cfg`` and ``grub/grub.cfg``. Also yield ``unknown.grub.cfg``, unless unknown machines get a 404."""
-    text = render_first_configuration(by_uuid=Output.UUID in decisions.outputs)
-    yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
-    comment = "# gitboot: the signed GRUB of Debian loads this script, which loads grub.cfg\n"
-    yield paths.SIGNED_GRUB, File(f"{comment}{SIGNED_GRUB_CHAIN}".encode(), ContentType.TEXT)
-    if not decisions.unknown_not_found:
-        yield "boot/unknown.grub.cfg", File(_render_unknown(decisions.unknown).encode(), ContentType.TEXT)
-
-
 # The prefix of Debian's signed network GRUB is /grub on the server from which it was loaded.
 SIGNED_GRUB_CHAIN: Final = """\
 insmod regexp
@@ -218,6 +208,16 @@ for attempt in 1 2 3 4 5; do
 done
 exit
 """
+
+
+def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
+    """Yield ``grub.cfg`` and ``grub/grub.cfg``. Also yield ``unknown.grub.cfg``, unless unknown machines get a 404."""
+    text = render_first_configuration(by_uuid=Output.UUID in decisions.outputs)
+    yield "boot/grub.cfg", File(text.encode(), ContentType.TEXT)
+    comment = "# gitboot: the signed GRUB of Debian loads this script, which loads grub.cfg\n"
+    yield paths.SIGNED_GRUB, File(f"{comment}{SIGNED_GRUB_CHAIN}".encode(), ContentType.TEXT)
+    if not decisions.unknown_not_found:
+        yield "boot/unknown.grub.cfg", File(_render_unknown(decisions.unknown).encode(), ContentType.TEXT)
 
 
 def render_first_configuration(*, by_uuid: bool) -> str:

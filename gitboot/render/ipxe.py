@@ -103,12 +103,6 @@ def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
     return (*steps, "boot")
 
 
-def _build_verify_command(name: str, file: BootFile, files: BootFiles) -> tuple[str, ...]:
-    """Return the command that verifies a loaded file, or an empty tuple if the file has no signature for iPXE."""
-    signature = files.loader_signatures.get(file.url)
-    return (f"{_VERIFIER} {name} {check_ipxe_url(signature)}",) if signature is not None else ()
-
-
 _VERIFIER: Final = "${gitboot-verify}"  # The command `imgverify`, or `echo` if this iPXE does not have `imgverify`.
 # `imgtrust` makes `boot` reject a kernel that no signature covers. `imgtrust` does not apply to initrds, so `imgverify`
 # verifies each file. An iPXE that was built without IMAGE_TRUST_CMD does not have these two commands, and boots the
@@ -118,6 +112,12 @@ _TRUST_ONLY_SIGNED: Final = """\
 imgtrust && set gitboot-verify imgverify || set gitboot-verify echo
 iseq ${gitboot-verify} echo && echo gitboot: this iPXE has no imgverify. It boots the files unverified. ||
 """
+
+
+def _build_verify_command(name: str, file: BootFile, files: BootFiles) -> tuple[str, ...]:
+    """Return the command that verifies a loaded file, or an empty tuple if the file has no signature for iPXE."""
+    signature = files.loader_signatures.get(file.url)
+    return (f"{_VERIFIER} {name} {check_ipxe_url(signature)}",) if signature is not None else ()
 
 
 def _render_attempts(steps: tuple[str, ...] | str, label: str = "") -> str:
@@ -146,6 +146,9 @@ imgfree
 """
 
 
+_ANSWER_MS: Final = 8000  # the maximum wait for the first byte of the response
+
+
 def render_endpoint_request(url: str, fallback: str) -> str:
     """Return a boot script that queries the endpoint at ``url`` once, and boots ``fallback`` if there is no response.
 
@@ -167,8 +170,6 @@ echo {boot_script_parts.NO_ANSWER}
 imgexec --autofree answer && exit 0 || exit 1
 """
 
-
-_ANSWER_MS: Final = 8000  # the maximum wait for the first byte of the response
 
 # The shared scripts.
 

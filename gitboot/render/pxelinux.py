@@ -96,6 +96,10 @@ class _NotForPxelinux(Exception):
     pass
 
 
+# PXELINUX adds this argument at the end of the line (syslinux: doc/syslinux.txt, SYSAPPEND).
+_BOOTIF: Final = f"BOOTIF={BOOT_NIC_BOOTIF}"
+
+
 def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
     """Yield the lines of a label. A shared file contains no MAC address, but PXELINUX can add it as ``BOOTIF``."""
     if boot.is_direct:
@@ -113,10 +117,6 @@ def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
         raise _NotForPxelinux("PXELINUX can pass an unknown machine's boot NIC only as BOOTIF")
     if arguments:
         yield f"append {build_command_line(arguments)}"
-
-
-# PXELINUX adds this argument at the end of the line (syslinux: doc/syslinux.txt, SYSAPPEND).
-_BOOTIF: Final = f"BOOTIF={BOOT_NIC_BOOTIF}"
 
 
 def _check_url(file: BootFile) -> str:

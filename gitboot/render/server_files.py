@@ -250,6 +250,10 @@ def plan_server(
     return structs.replace(state, refresh_at=min(filter(None, (refresh_at, key_change_at))))
 
 
+_HOUR: Final = timedelta(hours=1)
+_QUARTER: Final = timedelta(minutes=15)
+
+
 def _limit_open_maintenance(
     decision: Decision,
     current_plan: BootPlan | None,
@@ -272,10 +276,6 @@ def _limit_open_maintenance(
         return later_plans[:-1], last_start - _HOUR + _QUARTER
     fallback = replace(make_fallback_plan(decision, last, stop, absent), cause=Cause.INSTANCE_SILENT)
     return [*later_plans, (until, fallback)], until - _HOUR + _QUARTER
-
-
-_HOUR: Final = timedelta(hours=1)
-_QUARTER: Final = timedelta(minutes=15)
 
 
 def plan_stopped_server(state: ServerState, keys: TokenKeys) -> ServerState:

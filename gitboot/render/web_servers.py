@@ -29,6 +29,9 @@ from gitboot.render.paths import (
     publication_stage,
 )
 
+# The kinds of paths in a copy. Only endpoints serve secrets.
+_COPIED_KINDS: Final = tuple(kind for kind in TABLE if kind.role is not Role.SEALED)
+
 
 def render_web_server_files(
     outputs: Collection[str], shared_paths: Collection[str], base_urls: Collection[str], monitors: Collection[str]
@@ -98,10 +101,6 @@ def _group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
 
 def _join_expressions(kinds: Iterable[PathKind]) -> str:
     return "|".join(kind.expression for kind in kinds)
-
-
-# The kinds of paths in a copy. Only endpoints serve secrets.
-_COPIED_KINDS: Final = tuple(kind for kind in TABLE if kind.role is not Role.SEALED)
 
 
 def _escape_path(path: str) -> str:
@@ -520,6 +519,14 @@ def render_caddy_aliases(outputs: Collection[str]) -> str:
     return found + "".join(_render_caddy_alias(number, alias) for number, alias in enumerate(chosen))
 
 
+_CADDY_LOOK: Final = """\
+\t\t\tfile_server {
+\t\t\t\tpass_thru
+\t\t\t\tdisable_canonical_uris
+\t\t\t}
+"""
+
+
 def _render_caddy_alias(number: int, alias: Alias) -> str:
     """Return the Caddy directives for one alias.
 
@@ -536,14 +543,6 @@ def _render_caddy_alias(number: int, alias: Alias) -> str:
         f"\t\t{matcher} {{\n{found}\t\t}}\n{_render_caddy_route(matcher, '{http.matchers.file.relative}')}"
         f"\t\t{matcher}_absent {{\n{path}\t\t}}\n\t\troute {matcher}_absent {{\n{absent}\t\t}}\n"
     )
-
-
-_CADDY_LOOK: Final = """\
-\t\t\tfile_server {
-\t\t\t\tpass_thru
-\t\t\t\tdisable_canonical_uris
-\t\t\t}
-"""
 
 
 def _render_caddy_route(matcher: str, target: str) -> str:

@@ -134,6 +134,14 @@ def check_policy_selection(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         )
 
 
+_IDENTITY_HINTS: Final = {
+    "UUID": "set a UUID in the machine's firmware and write it here; until then, remove uuid",
+    "serial": "set a serial number in the machine's firmware and write it here, or remove serial",
+    "MAC address": "copy the MAC address from the network interface",
+}
+_OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, Loader.SHIM: Output.GRUB}
+
+
 def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     """Yield the problems with a server's identities, BMC, boot loader and site.
 
@@ -307,14 +315,6 @@ def find_output_ignoring_signatures(
         return None
     is_grub = Output.PXELINUX not in found or (firmware is Firmware.UEFI and Output.GRUB in found)
     return "GRUB" if is_grub else "PXELINUX", (Id("Fleet", fleet), ("spec", "outputs"))
-
-
-_IDENTITY_HINTS: Final = {
-    "UUID": "set a UUID in the machine's firmware and write it here; until then, remove uuid",
-    "serial": "set a serial number in the machine's firmware and write it here, or remove serial",
-    "MAC address": "copy the MAC address from the network interface",
-}
-_OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, Loader.SHIM: Output.GRUB}
 
 
 @lru_cache(maxsize=1024)  # cached, because many servers share the same certificates
@@ -552,6 +552,13 @@ def _make_machine_error(source: BootSource, code: Code, message: str, hint: str)
     return Unbootable(code, f"{message}; the profile is {source.profile_id}", hint, resource, *path)
 
 
+_HTTP_BOOT_FILES: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
+    HttpBoot.UKI: ("uki",),
+    HttpBoot.ISO: ("iso",),
+    HttpBoot.LOADER: ("loader", "kernel"),
+}
+
+
 def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
     spec, uefi = source.profile.spec, source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
@@ -571,13 +578,6 @@ def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[st
             Code.FIRMWARE.hint,
         )
     return ("kernel",) if artifacts.uki is None else ()
-
-
-_HTTP_BOOT_FILES: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
-    HttpBoot.UKI: ("uki",),
-    HttpBoot.ISO: ("iso",),
-    HttpBoot.LOADER: ("loader", "kernel"),
-}
 
 
 def check_config_delivery(boot: Boot, source: BootSource, own: ArgumentLists, user_data: UserDataFiles | None) -> None:

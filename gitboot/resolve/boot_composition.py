@@ -45,6 +45,9 @@ class _SharedBoot(Struct, frozen=True):
     template_values: dict[str, Any] = field(default_factory=dict)  # set when a template first needs the values
 
 
+_LOADER_NAMES: Final = ("boot_nic", "kernel_arguments")  # variables whose values the boot loaders fill in
+
+
 class Composer:
     """A composer of boots, which caches the parts that servers share."""
 
@@ -272,9 +275,6 @@ class Composer:
             return templates.render_template(templates.decode_template(source.files[path]), context.mapping)
         except TemplateFault as fault:
             raise _make_unbootable(fault, path) from None
-
-
-_LOADER_NAMES: Final = ("boot_nic", "kernel_arguments")  # variables whose values the boot loaders fill in
 
 
 def _make_unbootable(fault: TemplateFault, path: str) -> Unbootable:

@@ -51,6 +51,10 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
         return Output.MIRROR in self.outputs
 
 
+Field = tuple[str | int, ...]
+FILE: Final = "file"  # the kind of a location in a file; the field of such a location is the line, from 1
+
+
 class BootInputs(Struct, frozen=True, kw_only=True):
     """A profile with its image and files, from which gitboot composes a boot."""
 
@@ -117,10 +121,6 @@ class ServerInputs(Struct, frozen=True, kw_only=True):
     def local_disk(self) -> str | None:
         """How boot loaders boot the server from its local disk, or None for the default."""
         return self.server.spec.local_disk or self.shared.local_disk
-
-
-Field = tuple[str | int, ...]
-FILE: Final = "file"  # the kind of a location in a file; the field of such a location is the line, from 1
 
 
 class DecisionFinding(NamedTuple):

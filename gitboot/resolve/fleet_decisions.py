@@ -182,6 +182,9 @@ def decide_all(
     return FleetDecisions(repository=repository, decisions=decisions, finding_places=places)
 
 
+NOT_FOUND: Final = "NotFound"  # the machine does not get a boot script, so it boots its local disk
+
+
 def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     """Return the decision for a server, with its network interfaces and findings.
 
@@ -231,9 +234,6 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     return DecidedServer(
         decision, make_host(server, shared.site, inputs.loader, secure_boot=inputs.secure_boot), tuple(findings)
     )
-
-
-NOT_FOUND: Final = "NotFound"  # the machine does not get a boot script, so it boots its local disk
 
 
 def _decide_policy(
@@ -288,6 +288,11 @@ def _decide_maintenance(
     )
 
 
+_FIELDS_WITHOUT_EFFECT: Final = frozenset(
+    {"before", "reason"}
+)  # fields that do not change what gitboot does to a server
+
+
 def _find_preconditions(maintenance_inputs: MaintenanceInputs, boot: Boot | None) -> Preconditions | None:
     """Return the conditions that must be true before a server gets this boot, or None if there are none.
 
@@ -316,11 +321,6 @@ def _find_preconditions(maintenance_inputs: MaintenanceInputs, boot: Boot | None
         is_approved=digest in maintenance_inputs.approved,
         drain_url=before.drain.url if before.drain is not None else None,
     )
-
-
-_FIELDS_WITHOUT_EFFECT: Final = frozenset(
-    {"before", "reason"}
-)  # fields that do not change what gitboot does to a server
 
 
 def _get_default_value(field: dataclasses.Field[Any]) -> object:

@@ -55,13 +55,16 @@ def provision_key(policy: PolicyDecision, record: Record) -> str:
     return image_provision_key(policy.provision, policy.boot.image, record)
 
 
+_AFTER: Final = "/after/"
+
+
 def image_provision_key(provision: int, image: str, record: Record) -> str:
     """Return the key that identifies the next installation of an image after the last installation in the record."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{provision}/{image}{since}"
 
 
-_AFTER: Final = "/after/"
+_KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
 
 
 def satisfies_key(recorded_key: str | None, required_key: str) -> bool:
@@ -75,7 +78,7 @@ def satisfies_key(recorded_key: str | None, required_key: str) -> bool:
     return required is not None and int(recorded[1]) >= int(required[1]) and recorded[2] == required[2]
 
 
-_KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
+_BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
 
 
 def parse_attempt_and_boot(base_key: str, key: str) -> tuple[int, int]:
@@ -85,9 +88,6 @@ def parse_attempt_and_boot(base_key: str, key: str) -> tuple[int, int]:
     """
     found = _BOOT.fullmatch(key.removeprefix(base_key))
     return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
-
-
-_BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
 
 
 def last_attempt(record: Record, key: str) -> InstallAttempt | None:

@@ -197,6 +197,13 @@ def _find_first_word(line: str) -> str:
     return line.split(maxsplit=1)[0] if line.strip() else ""
 
 
+_NO_FILE: Final = ("the name of the file to include is missing", "write the file name or the URL on the same line")
+_UNCLOSED_QUOTE: Final = (
+    "a quote is not closed, or the line ends with a backslash",
+    "close the quote, or enclose the character in the other kind of quotes",
+)
+
+
 def _check_section(name: str, first_line: int, lines: Iterator[tuple[int, str]]) -> None:
     has_appended, has_body = False, False
     for number, line in lines:
@@ -233,13 +240,6 @@ def _check_section(name: str, first_line: int, lines: Iterator[tuple[int, str]])
         raise _make_fault(
             first_line, f"the {name} section is not closed", "close the section with %end on a separate line"
         )
-
-
-_NO_FILE: Final = ("the name of the file to include is missing", "write the file name or the URL on the same line")
-_UNCLOSED_QUOTE: Final = (
-    "a quote is not closed, or the line ends with a backslash",
-    "close the quote, or enclose the character in the other kind of quotes",
-)
 
 
 @lru_cache(maxsize=4096)  # cached, because servers share most lines

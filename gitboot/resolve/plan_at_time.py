@@ -211,6 +211,9 @@ class _BootState:
     )  # whether the boot was already served and is still being served
 
 
+_NOT_CLEARED: Final = Clearance()
+
+
 def find_missing_precondition(maintenance: MaintenanceDecision, record: Record | None) -> Cause | None:
     """Return why gitboot must not reset and boot a server for a maintenance yet, or None if it may do so."""
     if (before := maintenance.before) is None:
@@ -222,9 +225,6 @@ def find_missing_precondition(maintenance: MaintenanceDecision, record: Record |
         return Cause.WAITING_FOR_APPROVAL
     is_drained = clearance.drain == maintenance.drain_key and clearance.drained_at is not None
     return Cause.WAITING_FOR_DRAIN if before.drain_url is not None and not is_drained else None
-
-
-_NOT_CLEARED: Final = Clearance()
 
 
 def _list_transition_times(decision: Decision, record: Record | None) -> Iterator[datetime]:
@@ -446,6 +446,14 @@ def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
     return f"{reason}/after/{format_instant(last_run.end)}"
 
 
+_ADOPTED: Final = "Adopted"  # no installer ran, so no system can still fetch user data
+_CAUSE_BY_STEP: Final = {
+    InstallStep.ATTEMPTED: Cause.ATTEMPTED,
+    InstallStep.STARTED: Cause.STARTED,
+    InstallStep.FAILED: Cause.FAILED,
+}
+
+
 def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -> _BootState:
     boot = policy.boot
     if boot is None:
@@ -502,14 +510,6 @@ def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | No
 def release_key(policy: PolicyDecision, record: Record) -> str:
     """Return the key that identifies an installation that waits until the machine is off."""
     return f"{provision_key(policy, record)}/{record.offered}"
-
-
-_ADOPTED: Final = "Adopted"  # no installer ran, so no system can still fetch user data
-_CAUSE_BY_STEP: Final = {
-    InstallStep.ATTEMPTED: Cause.ATTEMPTED,
-    InstallStep.STARTED: Cause.STARTED,
-    InstallStep.FAILED: Cause.FAILED,
-}
 
 
 def _is_in_grace_period(since: datetime, at: datetime, grace: timedelta) -> bool:

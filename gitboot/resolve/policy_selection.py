@@ -367,13 +367,13 @@ def _explain_unmatched_selector(select: Selector, known_values: Mapping[str, Set
     return "no server meets all conditions", default_hint, ()
 
 
+_SHOWN_VALUES: Final = 5
+
+
 def _format_values(values: Collection[str]) -> str:
     ordered = sorted(values)
     more = f" and {len(ordered) - _SHOWN_VALUES} more" if len(ordered) > _SHOWN_VALUES else ""
     return f"{', '.join(ordered[:_SHOWN_VALUES])}{more}"
-
-
-_SHOWN_VALUES: Final = 5
 
 
 class MinimumVersion(NamedTuple):

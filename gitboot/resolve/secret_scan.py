@@ -127,6 +127,11 @@ def _make_line_finder(word: str, pattern: str) -> Finder:
 # Rules that need more than a pattern
 
 
+_LIST_LINES: Final = 13
+_PASSWORD_LIST: Final = re.compile(rf"{_BLANKS}chpasswd:")
+_NAME_AND_PASSWORD: Final = re.compile(rf"{_BLANKS}(?:-{_BLANKS})?[a-z_][\w-]*+:(?P<v>\S++)")
+
+
 def _find_password_lists(text: str) -> Iterator[SecretSpan]:
     """Yield each name:password pair below the cloud-init key ``chpasswd:``.
 
@@ -146,9 +151,7 @@ def _find_password_lists(text: str) -> Iterator[SecretSpan]:
         offset += len(line) + 1
 
 
-_LIST_LINES: Final = 13
-_PASSWORD_LIST: Final = re.compile(rf"{_BLANKS}chpasswd:")
-_NAME_AND_PASSWORD: Final = re.compile(rf"{_BLANKS}(?:-{_BLANKS})?[a-z_][\w-]*+:(?P<v>\S++)")
+_KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTILINE)
 
 
 def _find_kickstart_passwords(text: str) -> Iterator[SecretSpan]:
@@ -163,7 +166,10 @@ def _find_kickstart_passwords(text: str) -> Iterator[SecretSpan]:
             yield SecretSpan(found.start(), found.start(), found.end())
 
 
-_KICKSTART: Final = re.compile(rf"^{_BLANKS}(?:rootpw|user)[^\S\n].*", re.MULTILINE)
+_ASSIGNMENT: Final = re.compile(
+    rf"^{_BLANKS}(?:-{_BLANKS})?(?:export[^\S\n]++)?['\"]?(?P<name>[A-Z][A-Z0-9_]*+)=(?P<value>{_VALUE})", re.MULTILINE
+)
+_SECRET_SUFFIX: Final = re.compile(r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|API_?KEY|ACCESS_?KEY)$")
 
 
 def _find_assignments(text: str) -> Iterator[SecretSpan]:
@@ -174,10 +180,7 @@ def _find_assignments(text: str) -> Iterator[SecretSpan]:
             yield SecretSpan(found.start(), found.start("value"), found.end("value"))
 
 
-_ASSIGNMENT: Final = re.compile(
-    rf"^{_BLANKS}(?:-{_BLANKS})?(?:export[^\S\n]++)?['\"]?(?P<name>[A-Z][A-Z0-9_]*+)=(?P<value>{_VALUE})", re.MULTILINE
-)
-_SECRET_SUFFIX: Final = re.compile(r"(?:PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|API_?KEY|ACCESS_?KEY)$")
+_REGISTRY: Final = re.compile(r"\"auth\"\s*+:\s*+\"(?P<v>[A-Za-z0-9+/]{8,}+={0,2})\"")
 
 
 def _find_registry_passwords(text: str) -> Iterator[SecretSpan]:
@@ -189,9 +192,6 @@ def _find_registry_passwords(text: str) -> Iterator[SecretSpan]:
             continue
         if is_pair:
             yield SecretSpan(found.start(), found.start("v"), found.end("v"))
-
-
-_REGISTRY: Final = re.compile(r"\"auth\"\s*+:\s*+\"(?P<v>[A-Za-z0-9+/]{8,}+={0,2})\"")
 
 
 def _is_token(value: str) -> bool:
@@ -366,6 +366,11 @@ class Secret(NamedTuple):
     allowance: str | None = None  # why the author permits the secret; None: not permitted
 
 
+# The rules must treat these values as ordinary digests and addresses, and not as placeholders.
+_ANY_DIGEST: Final = sha256().hexdigest()
+_ANY_MAC: Final = "00-00-5e-00-53-1a"
+
+
 def find_leaks(boot: Boot, known_digests: frozenset[str] = frozenset(), own: Collection[str] = ()) -> Iterator[Leak]:
     """Yield possible secrets in a boot's kernel arguments and published files. Yield one secret of each kind per file.
 
@@ -399,9 +404,7 @@ def _replace_own_values(text: str, replacements: Iterable[tuple[str, str]]) -> s
     return text
 
 
-# The rules must treat these values as ordinary digests and addresses, and not as placeholders.
-_ANY_DIGEST: Final = sha256().hexdigest()
-_ANY_MAC: Final = "00-00-5e-00-53-1a"
+_SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|apikey)$", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)  # servers share most texts
@@ -410,13 +413,14 @@ def is_secret_argument(argument: str) -> bool:
     return bool(find_secrets(f"password: '{value}'" if _SECRET_NAME.search(name) else argument))
 
 
-_SECRET_NAME: Final = re.compile(r"(?:^|[._-])(?:password|passwd|secret|token|apikey)$", re.IGNORECASE)
-
-
 @lru_cache(maxsize=1024)
 def find_secrets_in_file(content: bytes) -> tuple[Secret, ...]:
     """Return the possible secrets in a file from the repository. All servers share the cached result."""
     return tuple(find_secrets(content.decode(errors="replace")))
+
+
+_SPACE: Final = re.compile(r"\s|\\n")
+_Match = tuple[LeakRule, SecretSpan, str]
 
 
 def find_secrets(text: str) -> list[Secret]:
@@ -436,16 +440,15 @@ def find_secrets(text: str) -> list[Secret]:
     return sorted(secrets, key=lambda secret: (secret.first, secret.line, secret.kind))
 
 
-_SPACE: Final = re.compile(r"\s|\\n")
-_Match = tuple[LeakRule, SecretSpan, str]
-
-
 class _LeakLine(NamedTuple):
     length: int
     rules: tuple[int, ...]  # numbers of the multi-line rules that may match here
     matches: tuple[tuple[int, SecretSpan, str], ...]  # matches of the single-line rules
     pieces: tuple[tuple[int, int, str], ...]  # base64 strings in the line: (start, end, data)
     base64: str | None  # the base64 data if it fills the whole line
+
+
+_MAX_CACHED_LENGTH: Final = 4096  # characters; longer lines would fill the cache
 
 
 def _scan_lines(text: str) -> list[_LeakLine]:
@@ -455,7 +458,8 @@ def _scan_lines(text: str) -> list[_LeakLine]:
     ]
 
 
-_MAX_CACHED_LENGTH: Final = 4096  # characters; longer lines would fill the cache
+_BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A-Za-z0-9+/=])")
+_BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
 
 
 @lru_cache(maxsize=8192)  # servers share most lines
@@ -477,6 +481,9 @@ def _scan_line(line: str) -> _LeakLine:
         pieces=tuple([(found.start(), found.end(), found[0]) for found in _BASE64.finditer(line)]),
         base64=base64["v"] if base64 is not None else None,
     )
+
+
+_RULES_BY_WORD: Final[defaultdict[str, list[int]]] = defaultdict(list)  # word -> numbers of rules
 
 
 @lru_cache(maxsize=16384)  # lines that differ only in a name or a digest have most parts in common
@@ -504,9 +511,6 @@ def _apply_rules(text: str, lines: list[_LeakLine]) -> list[_Match]:
     for number in numbers:
         found += [(number, span, text[span.start : span.end]) for span in RULES[number].find(text)]
     return [(RULES[number], span, value) for number, span, value in sorted(found, key=itemgetter(0))]
-
-
-_RULES_BY_WORD: Final[defaultdict[str, list[int]]] = defaultdict(list)  # word -> numbers of rules
 
 
 for _number, _rule in enumerate(RULES):
@@ -537,13 +541,13 @@ _ALLOWED: Final = re.compile(r"gitboot:allow-secret[^\S\n]++(?P<why>[^\n]++)")
 _COMMENT_END: Final = re.compile(r"\s*(?:#\}|\*/|-->)?[\s'\",]*$")
 
 
+_LONGEST_REASON: Final = 200
+
+
 def parse_allowance(line: str) -> str | None:
     """Return the REASON from ``gitboot:allow-secret REASON`` in a line, or None if the line does not permit secrets."""
     found = _ALLOWED.search(line)
     return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
-
-
-_LONGEST_REASON: Final = 200
 
 
 class _TextLines:
@@ -564,9 +568,6 @@ class _TextLines:
 
 
 # Encoded secrets
-
-_BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A-Za-z0-9+/=])")
-_BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
 
 
 def _find_encoded_secrets(lines: list[_LeakLine]) -> Iterator[_Match]:
@@ -607,6 +608,10 @@ def _find_base64_secrets(data: str, max_layers: int = 2) -> Iterator[tuple[LeakR
             yield from _find_base64_secrets(piece, max_layers - 1)
 
 
+_NO_LINE: Final = _LeakLine(0, (), (), (), None)
+_MIN_BLOCK_WIDTH: Final = 40  # the minimum length of each line in a block except the last line
+
+
 def _find_base64_blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]]:
     """Yield the blocks of consecutive base64 lines as (start, end, data)."""
     if not any(line.base64 is not None and len(line.base64) >= _MIN_BLOCK_WIDTH for line in lines):
@@ -624,7 +629,3 @@ def _find_base64_blocks(lines: list[_LeakLine]) -> Iterator[tuple[int, int, str]
                 yield start, end, "".join(block)
             block = []
         offset += line.length + 1
-
-
-_NO_LINE: Final = _LeakLine(0, (), (), (), None)
-_MIN_BLOCK_WIDTH: Final = 40  # the minimum length of each line in a block except the last line

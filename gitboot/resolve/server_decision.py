@@ -164,6 +164,10 @@ class UserDataFiles:
         return {name: value for name, value in to_json_value(self).items() if name != "url"}
 
 
+# Parts of the URLs at which systems find user data by UUID or by query. See `gitboot.render.emulated_apis`.
+_BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/nocloud/", "/user-data/")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boot:
     """A network boot, including all of its files, arguments and texts."""
@@ -315,10 +319,6 @@ class Boot:
         Such a file is a signature that the server's loader ignores.
         """
         return self.ignores_signatures and any(each in absent_files for each in self.signature_files)
-
-
-# Parts of the URLs at which systems find user data by UUID or by query. See `gitboot.render.emulated_apis`.
-_BY_IDENTITY: Final = ("/ignition/", "/ignition?", "/cloud?", "/generic?", "/nocloud/", "/user-data/")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

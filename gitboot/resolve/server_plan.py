@@ -23,6 +23,15 @@ class InstallState(StrEnum):
     SERVED = "Served"  # the boot was served, but no completion was reported
 
 
+_STEP_WORDS: Final = {
+    InstallStep.ATTEMPTED: "boot served",
+    InstallStep.STARTED: "installer started",
+    InstallStep.FAILED: "installer failed",
+}
+# With this evidence, a server already counts as provisioned when its installation starts, not when it is complete.
+START_EVIDENCE: Final = ("Fetched", "Consumed")
+
+
 class InstallProgress(NamedTuple):
     """The progress of an installation that has started."""
 
@@ -48,15 +57,6 @@ class InstallProgress(NamedTuple):
             "maintenance": self.maintenance,
             "message": str(self),
         }
-
-
-_STEP_WORDS: Final = {
-    InstallStep.ATTEMPTED: "boot served",
-    InstallStep.STARTED: "installer started",
-    InstallStep.FAILED: "installer failed",
-}
-# With this evidence, a server already counts as provisioned when its installation starts, not when it is complete.
-START_EVIDENCE: Final = ("Fetched", "Consumed")
 
 
 class Phase(StrEnum):

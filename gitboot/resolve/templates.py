@@ -104,6 +104,9 @@ class BudgetedContext(runtime.Context):
         self.budget = Budget()
 
 
+CALL_COST: Final = 4  # additional work, because calls take longer than other expressions
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"+", "-", "*", "/", "//", "%", "**"})
     context_class = BudgetedContext
@@ -188,6 +191,9 @@ def _both_have_type(kind: Any, left: object, right: object) -> bool:
     return not {bool} & {type(left), type(right)} and isinstance(left, kind) and isinstance(right, kind)
 
 
+_BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbracket": -1, "rbrace": -1}
+
+
 class TokenCount(Extension):
     """A Jinja2 extension that limits the number of tokens and nested brackets before Jinja2 parses a template."""
 
@@ -200,7 +206,9 @@ class TokenCount(Extension):
             yield token
 
 
-_BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbracket": -1, "rbrace": -1}
+MAX_STEPS: Final = 100_000  # the total number of loop iterations
+MAX_WORK: Final = 1_000_000  # 1 for each expression, visited element, and 16 characters of text
+MAX_NESTING: Final = 50  # depth of expressions and blocks, of lists, and of macro calls
 
 
 def add_budget_checks(node: nodes.Node, depth: int = 0) -> nodes.Node:
@@ -213,6 +221,17 @@ def add_budget_checks(node: nodes.Node, depth: int = 0) -> nodes.Node:
         elif isinstance(value, list):
             value[:] = [add_budget_checks(each, depth + 1) if isinstance(each, nodes.Node) else each for each in value]
     return _add_budget_check(node)
+
+
+_STATEMENTS: Final = (
+    *(nodes.Assign, nodes.AssignBlock, nodes.CallBlock, nodes.ExprStmt, nodes.FilterBlock),
+    *(nodes.If, nodes.Macro, nodes.Output, nodes.With),
+)
+_TAGS: Final = {
+    nodes.For: "a recursive for",
+    nodes.FromImport: "import",
+    nodes.ScopedEvalContextModifier: "autoescape",
+}
 
 
 def _add_budget_check(node: nodes.Node) -> nodes.Node:
@@ -239,17 +258,6 @@ def _add_budget_check(node: nodes.Node) -> nodes.Node:
             tag = _TAGS.get(type(node), type(node).__name__.lower())
             raise make_fault(f"{tag} is not supported, because a template cannot use other templates", node.lineno)
     return node
-
-
-_STATEMENTS: Final = (
-    *(nodes.Assign, nodes.AssignBlock, nodes.CallBlock, nodes.ExprStmt, nodes.FilterBlock),
-    *(nodes.If, nodes.Macro, nodes.Output, nodes.With),
-)
-_TAGS: Final = {
-    nodes.For: "a recursive for",
-    nodes.FromImport: "import",
-    nodes.ScopedEvalContextModifier: "autoescape",
-}
 
 
 def _apply_hidden_filter(hidden_filter: str, node: Any, *arguments: int) -> nodes.Filter:
@@ -302,9 +310,7 @@ def join_texts(context: BudgetedContext, values: Sequence[object], separator: st
     return separator.join(texts)
 
 
-MAX_STEPS: Final = 100_000  # the total number of loop iterations
-MAX_WORK: Final = 1_000_000  # 1 for each expression, visited element, and 16 characters of text
-MAX_NESTING: Final = 50  # depth of expressions and blocks, of lists, and of macro calls
+_NUMBERS: Final = frozenset({bool, int, float})
 
 
 class Budget:
@@ -351,9 +357,6 @@ class Budget:
             raise make_fault(f"{describe_kind(value)} is not a value")
 
 
-_NUMBERS: Final = frozenset({bool, int, float})
-
-
 def as_text(value: object) -> str:
     """Convert a value to text. Booleans are written as in YAML."""
     if isinstance(value, str):
@@ -394,12 +397,6 @@ def get_elements(value: object) -> Sequence[object]:
     raise make_fault(f"{describe_kind(value)} has no elements")
 
 
-def describe_kind(value: object) -> str:
-    if isinstance(value, Undefined):
-        return str(value) or "nothing"
-    return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), "a function")
-
-
 _KINDS: Final[dict[type, str]] = {
     str: "a string",
     bool: "a boolean",  # must precede int, because bool is a subclass of int
@@ -415,6 +412,12 @@ _KINDS: Final[dict[type, str]] = {
     Macro: "a macro",
     LoopContext: "a loop",
 }
+
+
+def describe_kind(value: object) -> str:
+    if isinstance(value, Undefined):
+        return str(value) or "nothing"
+    return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), "a function")
 
 
 def make_fault(message: str, line: int | None = None) -> TemplateFault:
@@ -535,9 +538,6 @@ def add_cost_with_context(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(context, *args, **kwargs)
 
     return call_with_cost
-
-
-CALL_COST: Final = 4  # additional work, because calls take longer than other expressions
 
 
 class NotDefined(UndefinedError):
@@ -669,6 +669,12 @@ def find_names(source: str) -> frozenset[str]:
         return frozenset(find_undeclared_variables(ENVIRONMENT.parse(source)))
 
 
+FAILURES: Final = (
+    *(TemplateFault, TemplateError, QuotingError),
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError),
+)
+
+
 def render_compiled(template: Template, context: Mapping[str, object]) -> str:
     names = {**FUNCTIONS, **context}
     try:
@@ -736,12 +742,6 @@ def _convert_syntax_errors() -> Iterator[None]:
         raise make_limit_fault("the template is nested too deeply") from error
     except ValueError as error:  # Python rejects integers with more than 4,300 digits
         raise make_limit_fault("a number is too large") from error
-
-
-FAILURES: Final = (
-    *(TemplateFault, TemplateError, QuotingError),
-    *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError),
-)
 
 
 def convert_to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:

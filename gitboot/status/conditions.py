@@ -26,6 +26,9 @@ class Event(Struct, frozen=True, kw_only=True):
     warning: bool = False  # whether an operator should look into the event
 
 
+_SERVER_KEYS: Final = ("server", "uuid")  # keys of the facts that identify the server of an event
+
+
 def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
     """Merge events that differ only in the name and the UUID of their server.
 
@@ -41,9 +44,6 @@ def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
             key = event.type, event.at, event.warning, event.message.removeprefix(f"{server}: "), others
         groups.setdefault(key, []).append(event)
     return tuple(each[0] if len(each) == 1 else _merge_events(each) for each in groups.values())
-
-
-_SERVER_KEYS: Final = ("server", "uuid")  # keys of the facts that identify the server of an event
 
 
 def _merge_events(events: list[Event]) -> Event:

@@ -271,6 +271,24 @@ class _BmcLine(Struct, frozen=True, kw_only=True):
     macs: tuple[MacAddress, ...] = ()  # for a machine whose BMC shows no network interfaces
 
 
+_NEXT: Final = """\
+Done. Next steps:
+
+  gitboot validate {path}
+  git -C {path} add --all
+  git -C {path} commit -m 'Enrol BMCs'
+  gitboot run {path} --state {state} --credentials {credentials} --out OUTPUT   # if no instance runs yet"""
+
+
+_WEAKNESSES: Final = {
+    "http": "HTTP does not use certificates, and does not encrypt the password",
+    "ipmi": "IPMI does not use certificates, and any client can get a hash of the password",
+}
+
+
+_SILENT: Final = "no Redfish service responded"
+
+
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
@@ -442,15 +460,6 @@ def enroll(
     report.write_and_exit(Exit.FINE if is_complete else Exit.PARTIAL)
 
 
-_NEXT: Final = """\
-Done. Next steps:
-
-  gitboot validate {path}
-  git -C {path} add --all
-  git -C {path} commit -m 'Enrol BMCs'
-  gitboot run {path} --state {state} --credentials {credentials} --out OUTPUT   # if no instance runs yet"""
-
-
 @contextmanager
 def _create_documents(folder: Path, documents: Iterable[tuple[str, str]], hint: str) -> Iterator[None]:
     """Create documents. If one of the files exists or the block fails, remove the documents again."""
@@ -543,12 +552,6 @@ def _map_addresses_to_lines(lines: Sequence[_BmcLine], ports: Sequence[int]) -> 
     return found
 
 
-_WEAKNESSES: Final = {
-    "http": "HTTP does not use certificates, and does not encrypt the password",
-    "ipmi": "IPMI does not use certificates, and any client can get a hash of the password",
-}
-
-
 def _read_fingerprints(file: Path) -> dict[str, str]:
     """Return the fingerprints in a file, by the key that an access file uses for each BMC."""
     found: dict[str, str] = {}
@@ -599,6 +602,9 @@ def _has_known_certificate(contact: FirstContact, trust: Trust, name: str) -> bo
     return certificate is not None and trust.find_certificate(_build_access(contact.address, name)) == certificate
 
 
+_MAX_UNREACHABLE: Final = 10
+
+
 def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, refused: Mapping[str, str]) -> str:
     """Return the certificates as lines for a --fingerprints file. Refused and missing certificates become comments."""
     lines = []
@@ -615,9 +621,6 @@ def _format_contacts(contacts: Sequence[FirstContact], trust: Trust, name: str, 
     lines += [f"# {each.address}: no TLS service: {printable(each.error or '')}" for each in shown]
     lines += [f"# {len(hidden):,} more addresses without a TLS service"] if hidden else []
     return "\n".join(lines)
-
-
-_MAX_UNREACHABLE: Final = 10
 
 
 def _probe_bmcs(
@@ -649,9 +652,6 @@ def _probe_bmcs(
 
 def _is_read(probe: ProbeResult) -> bool:
     return probe.error is None and bool(probe.servers)
-
-
-_SILENT: Final = "no Redfish service responded"
 
 
 def _list_differences(comparison: ScanComparison) -> tuple[Discrepancy, ...]:
@@ -700,6 +700,12 @@ def _build_documents(
     return documents
 
 
+_HINT: Final = (
+    "gitboot cannot write a document for this machine. If the MAC address is missing, add it after the BMC's address "
+    "in FILE, for example: 10.112.0.13 web01 52:54:00:12:34:56"
+)
+
+
 def _format_found_servers(
     found_servers: Sequence[FoundServer],
     comparison: ScanComparison,
@@ -729,17 +735,14 @@ def _format_found_servers(
     return "\n".join(lines)
 
 
-_HINT: Final = (
-    "gitboot cannot write a document for this machine. If the MAC address is missing, add it after the BMC's address "
-    "in FILE, for example: 10.112.0.13 web01 52:54:00:12:34:56"
-)
-
-
 class _LedgerPlan(Struct, frozen=True, kw_only=True):
     """The changes that gitboot will write so that the Fleet document names the ledger of an instance."""
 
     identity: str | None  # the ledger to write into the Fleet; None: there is no ledger yet
     steps: tuple[tuple[Path, str], ...]  # what gitboot will write, and how it describes the change
+
+
+_EXAMPLE_IDENTITY: Final = "0" * 32
 
 
 def _plan_ledger_changes(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan | None:
@@ -764,9 +767,6 @@ def _plan_ledger_changes(state: Path, path: Path, fleet: FleetRepository) -> _Le
     new = (state, "a new ledger, and a request to run `gitboot records begin adopt` with the first accepted commit")
     steps = (*((new,) if identity is None else ()), (file, "the line provisioning.ledger"))
     return _LedgerPlan(identity=identity, steps=steps)
-
-
-_EXAMPLE_IDENTITY: Final = "0" * 32
 
 
 def _add_ledger_field(file: Path, fleet: FleetRepository, identity: str) -> bytes:

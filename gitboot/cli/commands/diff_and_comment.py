@@ -168,15 +168,15 @@ def command(
     sys.exit(codes.get(result.outcome, Exit.FINE))
 
 
+_MAX_RESULTS_BYTES: Final = 64 << 20
+
+
 def _read_signature_results(file: Path) -> SignatureResults:
     with convert_os_errors(file, "read"), file.open("rb") as opened:
         content = opened.read(_MAX_RESULTS_BYTES + 1)
     if len(content) > _MAX_RESULTS_BYTES:
         raise UsageError(f"{file} is larger than {_MAX_RESULTS_BYTES:,} bytes")
     return parse_signature_results(content, str(file))
-
-
-_MAX_RESULTS_BYTES: Final = 64 << 20
 
 
 def _format_flags(options: Mapping[str, object]) -> list[str]:

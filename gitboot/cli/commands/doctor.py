@@ -368,6 +368,14 @@ def check_credentials(credentials: Path | None, instance: OfflineInstance) -> Ch
             yield make_success("credentials", f"{name}, for {format_count(len(servers), 'BMC')}")
 
 
+_CERTIFICATE_HINTS: Final = {
+    "certificate has expired": "renew the certificate; gitboot reads the new file without a restart",
+    "certificate is not yet valid": "timedatectl  # compare the clock with the certificate",
+    "unable to get local issuer certificate": "append the intermediate certificates to the file, or pass the issuing "
+    "authority with --machines-ca",
+}
+
+
 def check_certificate(tls: MachineTls, decisions: Decisions | None = None) -> CheckResults:
     """Check whether firmware accepts the machines' TLS certificate for the https URLs of the fleet."""
     if tls.address is None:
@@ -418,14 +426,6 @@ def check_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Ch
         )
 
 
-_CERTIFICATE_HINTS: Final = {
-    "certificate has expired": "renew the certificate; gitboot reads the new file without a restart",
-    "certificate is not yet valid": "timedatectl  # compare the clock with the certificate",
-    "unable to get local issuer certificate": "append the intermediate certificates to the file, or pass the issuing "
-    "authority with --machines-ca",
-}
-
-
 def _list_https_urls(decisions: Decisions) -> set[str]:
     urls = {each.base_url for each in list_mirrors(decisions)}
     urls |= {each.endpoint for each in decisions.servers.values() if each.endpoint is not None}
@@ -455,6 +455,9 @@ def check_cipher_suites(url: str) -> CheckResults:
             f"{url} offers no cipher suite that common UEFI firmware supports, so HTTPS boot fails on many machines",
             "enable AES128-GCM-SHA256 for TLS 1.2, with an RSA certificate; see docs/how-to/https-for-machines.md",
         )
+
+
+_DHCP_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY})
 
 
 def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
@@ -511,7 +514,7 @@ def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
             )
 
 
-_DHCP_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY})
+_NO_HTTP: Final = "the GRUB has no HTTP module"
 
 
 def check_secure_boot(decisions: Decisions, authority: Path | None = None) -> CheckResults:
@@ -594,9 +597,6 @@ def _format_servers(names: Collection[str]) -> str:
     return f"{format_count(len(names), 'server')} ({format_names(sorted(names), 3)})"
 
 
-_NO_HTTP: Final = "the GRUB has no HTTP module"
-
-
 def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
     """Yield the paths of the loaders that the firmware of a machine verifies, and of the GRUB that shim verifies."""
     architecture = str(decisions.servers[host.server].architecture)
@@ -605,6 +605,9 @@ def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
             yield offer.path
             if host.loader is Loader.SHIM:
                 yield offer.path.replace("shim", "grub")
+
+
+_MAX_GRUB_BYTES: Final = 16 * 2**20  # bytes
 
 
 def _find_secure_boot_fault(fetcher: WebFetcher, url: str) -> str | None:
@@ -618,9 +621,6 @@ def _find_secure_boot_fault(fetcher: WebFetcher, url: str) -> str | None:
                 break
     fault = find_program_fault(program[:HEAD])
     return _NO_HTTP if fault is None and is_grub and not supports_http(program) else fault
-
-
-_MAX_GRUB_BYTES: Final = 16 * 2**20  # bytes
 
 
 def check_proxy_urls(decisions: Decisions) -> CheckResults:

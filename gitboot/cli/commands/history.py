@@ -220,6 +220,10 @@ class Installation(Struct, frozen=True, kw_only=True):
     overwritten_by: str | None = None  # the maintenance that wrote the disks afterwards
 
 
+_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
+_INSTALLED: Final = ("Provisioned", "WithdrawnBootInstalled")
+
+
 def _list_installations(
     names: Set[str], uuid: SystemUuid | None, records: Path | None, state: Path | None
 ) -> tuple[Installation, ...]:
@@ -261,10 +265,6 @@ def _list_installations(
         duplicates = [each for each in candidates if each.at is not None and since <= each.at][-1:]
         events = [*(each for each in events if each not in duplicates), last]
     return tuple(sorted(events, key=lambda each: each.at or _BEGINNING, reverse=True))
-
-
-_BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
-_INSTALLED: Final = ("Provisioned", "WithdrawnBootInstalled")
 
 
 def _format_server(

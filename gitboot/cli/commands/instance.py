@@ -138,6 +138,26 @@ def merge_published_status(status: dict[str, Any], output: Path) -> dict[str, An
     return status
 
 
+_TERMS: Final = 'The documentation pages "Glossary" and "Every condition" explain these terms.'
+
+
+# Labels and values for the counts in a status.
+_COUNT_LABELS: Final = {
+    "records": "records",
+    "installs": "install boots",
+    "runs": "one-time runs",
+    "installing": "installing",
+    "drift": "drift",
+    "bmcs": "BMCs",
+}
+_COUNT_TEXTS: Final = {
+    "Attempted": "Served",
+    "Installing/Attempted": "Installing/Served",
+    "Made": "Booted",
+    "Served/Attempted": "Served",
+}
+
+
 def _format_text(status: dict[str, Any], state: Path) -> str:
     process = status["process"]
     process_text = style(f"running, process {process}", fg="green") if process else style("not running", fg="red")
@@ -204,9 +224,6 @@ def _format_text(status: dict[str, Any], state: Path) -> str:
     return "\n".join([*lines, "", *_format_conditions(status["conditions"], state, held), "", wrap_text(_TERMS)])
 
 
-_TERMS: Final = 'The documentation pages "Glossary" and "Every condition" explain these terms.'
-
-
 def _format_acknowledgements(acknowledgements: Sequence[Mapping[str, str]]) -> Iterator[str]:
     guards: dict[tuple[str, str], list[str]] = {}
     for each in acknowledgements:
@@ -214,23 +231,6 @@ def _format_acknowledgements(acknowledgements: Sequence[Mapping[str, str]]) -> I
     for (commit, by), names in guards.items():
         text = _format_fact("acknowledged", f"{', '.join(names)} in {commit[:12]}: {by}")
         yield wrap_text(text, continuation=" " * 15)
-
-
-# Labels and values for the counts in a status.
-_COUNT_LABELS: Final = {
-    "records": "records",
-    "installs": "install boots",
-    "runs": "one-time runs",
-    "installing": "installing",
-    "drift": "drift",
-    "bmcs": "BMCs",
-}
-_COUNT_TEXTS: Final = {
-    "Attempted": "Served",
-    "Installing/Attempted": "Installing/Served",
-    "Made": "Booted",
-    "Served/Attempted": "Served",
-}
 
 
 def _format_fact(label: str, text: str) -> str:
@@ -690,6 +690,12 @@ def resume_command(state: Path) -> None:
     echo_wrapped(request_change(state, RESUME, {}))
 
 
+_NOT_RUNNING: Final = (
+    "no instance is running with this state directory. The endpoints (gitboot serve) obey the stop, but the boot files "
+    "on other web servers and the overrides on BMCs remain unchanged. Start the instance, or stop those web servers"
+)
+
+
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
@@ -741,12 +747,6 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
         click.echo(f"gitboot: {each}", err=True)
     if missed:
         raise SystemExit(Exit.PARTIAL)
-
-
-_NOT_RUNNING: Final = (
-    "no instance is running with this state directory. The endpoints (gitboot serve) obey the stop, but the boot files "
-    "on other web servers and the overrides on BMCs remain unchanged. Start the instance, or stop those web servers"
-)
 
 
 @click.command(

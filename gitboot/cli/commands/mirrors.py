@@ -347,6 +347,12 @@ _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
 
 
+_OBSERVED: Final = "observed"
+_OUT_OF_ORDER: Final = "backwards"
+_UNREADABLE: Final = "unclear"  # fetches of boots by a machine or by a monitor
+_UNKNOWN: Final = "unknown"  # requests for boot scripts that do not exist, for example by unknown machines
+
+
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
@@ -424,12 +430,6 @@ def read_access_logs_command(
         text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
     as_json = partial(format_document, read=lines_read, ignored=ignored, **counts)
     write_outputs(outputs, json=as_json, text=partial(str, text))
-
-
-_OBSERVED: Final = "observed"
-_OUT_OF_ORDER: Final = "backwards"
-_UNREADABLE: Final = "unclear"  # fetches of boots by a machine or by a monitor
-_UNKNOWN: Final = "unknown"  # requests for boot scripts that do not exist, for example by unknown machines
 
 
 def _record_lines(

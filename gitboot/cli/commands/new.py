@@ -267,6 +267,9 @@ def _add_file_options(command: Any) -> Any:
     return command
 
 
+_WEB: Final = ("http://", "https://")
+
+
 @new_command.command(
     "image",
     context_settings=VARIABLES,
@@ -399,9 +402,6 @@ def image(
 
 def _convert_to_tuple(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return value if isinstance(value, tuple) else (value,) if value is not None else ()
-
-
-_WEB: Final = ("http://", "https://")
 
 
 def _guess_role(url: str) -> FileRole:

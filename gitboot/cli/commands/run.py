@@ -665,6 +665,10 @@ def _dry_run_once(settings: Settings) -> Exit:
         return _find_reconcile_exit_code(instance.reconciler.status)
 
 
+# These conditions do not mean that the reconcile is incomplete. Any client can make the condition ProxiesTrusted false.
+_IGNORED_CONDITIONS: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")
+
+
 def _find_reconcile_exit_code(status: Status) -> Exit:
     """Return the exit code for the most severe condition after one reconcile."""
     if not status.condition("SourceReady"):
@@ -678,7 +682,3 @@ def _find_reconcile_exit_code(status: Status) -> Exit:
     if not all(condition.status for condition in status.conditions if condition.type not in _IGNORED_CONDITIONS):
         return Exit.PARTIAL
     return Exit.FINE
-
-
-# These conditions do not mean that the reconcile is incomplete. Any client can make the condition ProxiesTrusted false.
-_IGNORED_CONDITIONS: Final = ("BranchFollowed", "OutputPrivate", "ProxiesTrusted")

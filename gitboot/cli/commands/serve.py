@@ -635,6 +635,13 @@ def serve_endpoints(
         yield read_endpoints
 
 
+_DRAIN_CHECKS: Final = 5  # limits how often many unknown machines can wake an instance
+_TOO_MANY_IDLE: Final = (
+    "clients keep more idle connections open than the setting `idle-connections` allows. gitboot closes the oldest "
+    "connections and counts them in gitboot_idle_connections_closed_total"
+)
+
+
 def _serve_until_stopped(
     output: Path,
     sockets: tuple[socket.socket, socket.socket | None, socket.socket | None],  # machines, operators, machines' TLS
@@ -728,10 +735,3 @@ def _print_changed_files(files: CredentialFiles, clients: ClientRules) -> None:
     for event in (files.report_changes(at), *(each.reload_if_changed(at) for each in certificates)):
         if event is not None:
             print_event(event)
-
-
-_DRAIN_CHECKS: Final = 5  # limits how often many unknown machines can wake an instance
-_TOO_MANY_IDLE: Final = (
-    "clients keep more idle connections open than the setting `idle-connections` allows. gitboot closes the oldest "
-    "connections and counts them in gitboot_idle_connections_closed_total"
-)

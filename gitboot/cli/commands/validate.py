@@ -167,6 +167,10 @@ def format_github(problems: Sequence[Problem]) -> str:
     return "\n".join(lines)
 
 
+_TEXT_ESCAPES: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
+_PROPERTY_ESCAPES: Final = _TEXT_ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
+
+
 def _format_github_command(level: str, problem: Problem) -> str:
     properties = {
         "file": printable(problem.path),
@@ -176,10 +180,6 @@ def _format_github_command(level: str, problem: Problem) -> str:
     }
     joined = ",".join(f"{name}={value.translate(_PROPERTY_ESCAPES)}" for name, value in properties.items())
     return f"::{level} {joined}::{format_with_hint(problem).translate(_TEXT_ESCAPES)}"
-
-
-_TEXT_ESCAPES: Final = str.maketrans({"%": "%25", "\r": "%0D", "\n": "%0A"})
-_PROPERTY_ESCAPES: Final = _TEXT_ESCAPES | str.maketrans({":": "%3A", ",": "%2C"})
 
 
 def format_problem_counts(problems: Sequence[Problem]) -> str:

@@ -95,6 +95,9 @@ def load_objects(files: Texts) -> Objects:
     return Objects(by_kind)
 
 
+_MAX_NAMES: Final = 5  # the maximum number of objects of a kind that a remark lists
+
+
 def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterator[ImportRemark]:
     """Yield a remark if there are Secrets, and a remark for each other kind that the import does not read."""
     yield from remark_if(
@@ -105,9 +108,6 @@ def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterato
         names = sorted(key[1] for key in objects.get_kind(kind))
         shown = [*names[:_MAX_NAMES], "…"] if len(names) > _MAX_NAMES else names
         yield remark_lost(f"the import does not read objects of kind {kind}: {', '.join(shown)}")
-
-
-_MAX_NAMES: Final = 5  # the maximum number of objects of a kind that a remark lists
 
 
 def read_inventory(files: Texts) -> ImportedInventory:
@@ -141,6 +141,12 @@ _MachineAndBoot = tuple[ImportedMachine, ImportedBoot | None]
 
 
 # Tinkerbell
+
+
+_USER_DATA: Final = (
+    "the {} was left out (Tinkerbell's metadata service sends it to the installed system): write it as a profile's "
+    "user data, without secrets"
+)
 
 
 def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAndBoot:
@@ -188,12 +194,6 @@ def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAnd
         ),
         "allowPXE: false",
     ), structs.replace(boot, architecture=architecture) if boot else None
-
-
-_USER_DATA: Final = (
-    "the {} was left out (Tinkerbell's metadata service sends it to the installed system): write it as a profile's "
-    "user data, without secrets"
-)
 
 
 def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
