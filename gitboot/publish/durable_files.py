@@ -267,24 +267,21 @@ class Disk:
 
     @_convert_os_errors
     def reserve_space(self, path: str, size_bytes: int) -> None:
-        """Change the disk space that the file at ``path`` occupies. The content of the file has no meaning.
+        """Replace the file at ``path`` by a file that occupies disk space, or remove it if there is not enough space.
 
-        If the disk has not enough space, the file stays unchanged.
+        The content is random, so that programs and file systems cannot store copies of the file in less space.
         """
         folder, name = split_path(path)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        fd = os.open(name, flags, self.modes.file, dir_fd=self.folders.make(folder))
+        parent = self.folders.make(folder)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=parent)
+        fd = os.open(name, NEW_FILE, self.modes.file, dir_fd=parent)
         try:
             self.modes.apply_to(fd, self.modes.file)
-            before_bytes = os.fstat(fd).st_size
-            try:
-                if before_bytes < size_bytes:
-                    os.posix_fallocate(fd, 0, size_bytes)
-            except OSError:
-                size_bytes = before_bytes  # ext4 keeps the part that it could allocate
-                raise
-            finally:
-                os.ftruncate(fd, size_bytes)
+            _write(fd, os.urandom(size_bytes))
+        except OSError:
+            os.unlink(name, dir_fd=parent)
+            raise
         finally:
             os.close(fd)
 
@@ -316,10 +313,14 @@ class Disk:
 
 def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
     """Write ``content`` to a new, open file, and set its modification time in seconds since 1970. Raises OSError."""
+    _write(fd, content)
+    os.utime(fd, (mtime, mtime))
+
+
+def _write(fd: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
-    os.utime(fd, (mtime, mtime))
 
 
 def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bool:

@@ -31,7 +31,7 @@ from gitboot.publish.tree_changes import (
 from gitboot.publish.tree_reader import (
     LOCK,
     PENDING,
-    RESERVE,
+    RESERVES,
     Inventory,
     Tree,
     batch_path,
@@ -122,8 +122,8 @@ class OutputDirectory:
     def close(self, *, remove_lock: bool = False) -> None:
         """Unlock the directory. With ``remove_lock``, also remove the files that only matter to an instance."""
         if remove_lock:
-            self._disk.remove(RESERVE)
-            self._disk.remove(LOCK)
+            for path in (*RESERVES, LOCK):
+                self._disk.remove(path)
         self._disk.close()
 
     def __enter__(self) -> OutputDirectory:

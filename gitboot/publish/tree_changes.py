@@ -36,7 +36,7 @@ from gitboot.publish.manifest import (
     render_listing,
 )
 from gitboot.publish.manifest import SHARED as MANIFEST_SHARED
-from gitboot.publish.tree_reader import LOCK, RESERVE, Tree, build_damage_error, check_path
+from gitboot.publish.tree_reader import LOCK, RESERVES, Tree, build_damage_error, check_path
 from gitboot.render.endpoint_files import (
     INDEX,
     ListedFile,
@@ -674,23 +674,25 @@ def _find_next_transition(state: PublishedServer, at: datetime) -> datetime | No
     return min((since for since in times if since > at), default=None)
 
 
-_RESERVE_BYTES: Final = 256 * 1024
-_RESERVE_STEP_BYTES: Final = 32 * 1024  # small, because another program may take the space that gitboot frees
+_RESERVE_FILE_BYTES: Final = 32 * 1024  # small, because another program may take the space that gitboot frees
 
 
 def fill_reserve(disk: Disk) -> None:
-    """Reserve the disk space that gitboot needs to end windows on a full disk. If there is no space, do nothing."""
-    if disk.size(RESERVE) != _RESERVE_BYTES:
-        with suppress(PublishError):
-            disk.reserve_space(RESERVE, _RESERVE_BYTES)
+    """Reserve the space and the inodes that gitboot needs to end windows on a full disk, or as much as is free."""
+    with suppress(PublishError):
+        for path in RESERVES:
+            if disk.size(path) != _RESERVE_FILE_BYTES:
+                disk.reserve_space(path, _RESERVE_FILE_BYTES)
 
 
-def _shrink_reserve(disk: Disk) -> bool:
-    """Free a part of the reserved disk space. Return False if no space is reserved."""
-    if not (size_bytes := disk.size(RESERVE) or 0):
-        return False
-    disk.reserve_space(RESERVE, max(size_bytes - _RESERVE_STEP_BYTES, 0))
-    return True
+def _free_reserve(disk: Disk) -> bool:
+    """Remove a file of the reserve. Return False if there is no file that gitboot can remove."""
+    for path in RESERVES:
+        if disk.size(path) is not None:
+            with suppress(PublishError):
+                disk.remove(path)
+                return True
+    return False
 
 
 def _replace_files(
@@ -713,7 +715,7 @@ def _replace_files(
                 _replace_files_together(disk, {name: files}, modified_at, changed_servers)
                 is_done = True
             except PublishError as error:
-                if not (is_full(error) and _shrink_reserve(disk)):
+                if not (is_full(error) and _free_reserve(disk)):
                     failures[name], is_done = error, True
     fill_reserve(disk)
     return failures

@@ -57,7 +57,8 @@ from gitboot.status.conditions import find_remedy
 PRIVATE_FOLDER: Final = "ops/.gitboot"
 LOCK: Final = f"{PRIVATE_FOLDER}/lock"
 PENDING: Final = f"{PRIVATE_FOLDER}/pending.json"
-RESERVE: Final = f"{PRIVATE_FOLDER}/reserve"  # a file whose disk space gitboot uses to end windows on a full disk
+# files whose disk space and inodes gitboot uses to end windows on a full disk
+RESERVES: Final = tuple(f"{PRIVATE_FOLDER}/reserve-{number}" for number in range(1, 9))
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{PRIVATE_FOLDER}/retired"
 _STATUS_FILES: Final = frozenset({HISTORY, STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})

@@ -37,7 +37,7 @@ from gitboot.publish.manifest import MANIFEST, compute_digest
 from gitboot.publish.tree_reader import (
     ALL,
     LOCK,
-    RESERVE,
+    RESERVES,
     Inventory,
     Tree,
     find_changed_servers,
@@ -170,7 +170,7 @@ class Twin:
         tree = {
             name: (UNKNOWN.sub(b"", path.read_bytes()), path.stat().st_mtime)
             for name, path in named
-            if name not in (*STATUS_FILES, LOCK, RESERVE) and "manifest" not in name
+            if name not in (*STATUS_FILES, LOCK, *RESERVES) and "manifest" not in name
         }
         if LIST_TIMESTAMP in tree and (output / MANIFEST).exists():
             content, date = tree[LIST_TIMESTAMP]

@@ -28,7 +28,7 @@ from gitboot.publish.first_publication import READY
 from gitboot.publish.manifest import TreeOrigin, find_leaf, leaf_path, node_path, render_listing
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview, PublicationResult
 from gitboot.publish.tree_changes import GRACE
-from gitboot.publish.tree_reader import LOCK, RESERVE, read_manifest
+from gitboot.publish.tree_reader import LOCK, RESERVES, read_manifest
 from gitboot.render.endpoint_files import ListedFile, state_path
 from gitboot.render.paths import ContentType, File, Files
 from tests.helpers import disks_and_terminals
@@ -234,7 +234,7 @@ def test_a_publication_checks_only_the_changed_servers(
     files[ENTRY] = File(b"another\n")
     published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
     own = split(files)[0][OWNER]
-    assert set(looked) == {*own, RESERVE}
+    assert set(looked) == {*own, *RESERVES}
     assert published == PublicationResult(written=(ENTRY,), withdrawn=(), expired=(), unchanged=len(own) - 2)
     assert read_published(root) == contents(files)
 

@@ -69,7 +69,7 @@ def make_tree(version: int, servers: int = 1) -> dict[str, File]:
 
 OTHERS = (
     r"boot/o/\w{64}/user-data|ops/manifest(/\w\w)*(/shared)?\.json|ops/index/\w{3}\.json"
-    r"|ops/\.gitboot/(lock|reserve|retired/[\w:-]+\.json)"
+    r"|ops/\.gitboot/(lock|reserve-\d|retired/[\w:-]+\.json)"
 )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -15,7 +17,7 @@ from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk, staging_path
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.tree_changes import WindowEndError, WindowEnds, end_windows
-from gitboot.publish.tree_reader import LOCK, RESERVE
+from gitboot.publish.tree_reader import LOCK
 from gitboot.render.endpoint_files import parse_state_path
 from gitboot.render.paths import BOOT_PARAMETERS, DATA, IGNITION, NOCLOUD, USER_DATA, find_path_kind
 from tests.helpers.disks_and_terminals import fill, small_disk
@@ -43,9 +45,13 @@ def read_boot(here: Site, path: str = LOOKUPS[0]) -> str:
 
 
 def read_tree(here: Site) -> dict[Path, bytes]:
-    own_files = (LOCK, RESERVE)
-    paths = [path for path in sorted(here.root.rglob("*")) if path.is_file() and not str(path).endswith(own_files)]
+    own_files = {here.root / LOCK, *find_reserve(here.root)}
+    paths = [path for path in sorted(here.root.rglob("*")) if path.is_file() and path not in own_files]
     return {path: path.read_bytes() for path in paths}
+
+
+def find_reserve(root: Path) -> list[Path]:
+    return list(root.glob("ops/.gitboot/reserve*"))
 
 
 def test_every_lookup_boots_the_disk_after_a_window_if_the_policy_writes_the_disk(here: Site) -> None:
@@ -341,7 +347,8 @@ def test_a_full_disk_without_a_reserve_keeps_whole_files_and_the_windows_end_wit
     full_site: Site,
 ) -> None:
     """An earlier version of gitboot made the tree, or another program took the space of the reserve."""
-    (full_site.root / RESERVE).unlink()
+    for path in find_reserve(full_site.root):
+        path.unlink()
     filler = full_site.root.parent / "filler"
     fill(filler.with_name("rest"))
     before, ends = read_tree(full_site), WindowEnds()
@@ -361,6 +368,52 @@ def test_a_second_window_ends_on_a_full_disk(full_site: Site) -> None:
     full_site.publish(plan_fleet(*ALWAYS, *servers, again, now=at("21T06:00")), commit="2", at=at("21T06:00"))
     fill(full_site.root.parent / "filler")
     assert end_windows_now(full_site, at("21T08:00")) == ("web01", "web02", "web03")
+
+
+def test_every_window_ends_on_a_full_disk_if_the_reserve_belongs_to_another_user(full_site: Site) -> None:
+    """For example, root has run `gitboot run --once`."""
+    with closing(Disk(full_site.root)) as disk:
+        for path in (full_site.root, *full_site.root.rglob("*")):
+            os.chown(path, 1234, -1)
+        for path in find_reserve(full_site.root):
+            os.chown(path, 0, -1)
+        os.seteuid(1234)
+        try:
+            assert WindowEnds().end(disk, OVER, OVER).servers == ("web01", "web02", "web03")
+        finally:
+            os.seteuid(0)
+
+
+def test_a_reserve_that_cannot_be_used_does_not_hide_that_the_disk_is_full(
+    full_site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve, remove = {str(path.relative_to(full_site.root)) for path in find_reserve(full_site.root)}, Disk.remove
+
+    def fail(self: Disk, path: str, *_: object) -> None:
+        if path in reserve:
+            raise PublishError("read-only file system")
+        remove(self, path)
+
+    monkeypatch.setattr(Disk, "remove", fail)
+    monkeypatch.setattr(Disk, "reserve_space", fail)
+    with pytest.raises(WindowEndError, match="free some space"):
+        end_windows(full_site.root, WindowEnds(), OVER)
+
+
+def test_every_window_ends_on_a_disk_without_a_free_inode(tmp_path: Path) -> None:
+    with small_disk(tmp_path, size="4m") as disk:
+        here = Site(disk / "out")
+        here.publish(plan_fleet(*ALWAYS, server("web02", "role: web"), REPAIR, now=AFTER), at=AFTER)
+        space = os.statvfs(disk)
+        used_inodes = space.f_files - space.f_ffree
+        subprocess.run(["mount", "-o", f"remount,nr_inodes={used_inodes}", str(disk)], check=True)
+        assert os.statvfs(disk).f_ffree == 0 < os.statvfs(disk).f_bfree
+        assert end_windows_now(here, OVER) == ("web01", "web02")
+
+
+def test_a_sparse_copy_of_the_tree_still_reserves_the_space(here: Site, tmp_path: Path) -> None:
+    subprocess.run(["cp", "-a", "--sparse=always", here.root, tmp_path / "copy"], check=True)
+    assert sum(path.stat().st_blocks * 512 for path in find_reserve(tmp_path / "copy")) >= 256 * 1024
 
 
 @pytest.mark.parametrize("method", ["read", "stage"])
