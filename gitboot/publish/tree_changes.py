@@ -13,15 +13,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import (
-    Disk,
-    NotAFolder,
-    TreeModes,
-    has_content,
-    is_file,
-    is_full,
-    staging_path,
-)
+from gitboot.publish.durable_files import Disk, NotAFolder, TreeModes, has_content, is_file, is_full, staging_path
 from gitboot.publish.manifest import (
     MANIFEST,
     Head,
@@ -55,10 +47,7 @@ from gitboot.render.endpoint_files import (
     state_path,
     update_shard,
 )
-from gitboot.render.page import (
-    NO_UPDATES,
-    FileUpdates,
-)
+from gitboot.render.page import NO_UPDATES, FileUpdates
 from gitboot.render.paths import BOOT, File, Files, is_content, is_page_or_record_file
 from gitboot.text import format_names
 
@@ -591,6 +580,8 @@ class WindowEnds:
                 next_checks[name] = next_transition
         try:
             failures |= _replace_files(disk, contents, modified_at, changed_servers)
+            if contents:
+                fill_reserve(disk)
             next_checks |= {name: each for name, each in later_checks.items() if name not in failures}
         finally:
             times = {name: next_checks.get(name, min(self._ends.get(name, at), at)) for name in due}
@@ -674,15 +665,45 @@ def _find_next_transition(state: PublishedServer, at: datetime) -> datetime | No
     return min((since for since in times if since > at), default=None)
 
 
-_RESERVE_FILE_BYTES: Final = 32 * 1024  # small, because another program may take the space that gitboot frees
+_Contents = Mapping[str, Mapping[str, bytes | None]]  # by server and path, the new content; None: remove the file
 
 
-def fill_reserve(disk: Disk) -> None:
-    """Reserve the space and the inodes that gitboot needs to end windows on a full disk, or as much as is free."""
-    with suppress(PublishError):
-        for path in RESERVES:
-            if disk.size(path) != _RESERVE_FILE_BYTES:
-                disk.reserve_space(path, _RESERVE_FILE_BYTES)
+def _replace_files(
+    disk: Disk, contents: _Contents, modified_at: datetime, changed_servers: set[str]
+) -> dict[str, PublishError]:
+    """Durably replace files, and return the error of each server whose files could not be replaced.
+
+    Each server of which a file changed is added to ``changed_servers``. If the files cannot be replaced together, try
+    each half of the servers, and so on. On a full disk, replace the files server by server, because the old files of a
+    server make room for the new files of the next server.
+    """
+    if len(contents) == 1:
+        try:
+            _replace_files_with_reserve(disk, contents, modified_at, changed_servers)
+        except PublishError as error:
+            return dict.fromkeys(contents, error)
+        return {}
+    try:
+        _replace_files_together(disk, contents, modified_at, changed_servers)
+        return {}
+    except PublishError as error:
+        group_size = 1 if is_full(error) else (len(contents) + 1) // 2
+    servers, failures = list(contents), dict[str, PublishError]()
+    for start in range(0, len(servers), group_size):
+        group = {server: contents[server] for server in servers[start : start + group_size]}
+        failures |= _replace_files(disk, group, modified_at, changed_servers)
+    return failures
+
+
+def _replace_files_with_reserve(
+    disk: Disk, contents: _Contents, modified_at: datetime, changed_servers: set[str]
+) -> None:
+    while True:
+        try:
+            return _replace_files_together(disk, contents, modified_at, changed_servers)
+        except PublishError as error:
+            if not (is_full(error) and _free_reserve(disk)):
+                raise
 
 
 def _free_reserve(disk: Disk) -> bool:
@@ -695,35 +716,18 @@ def _free_reserve(disk: Disk) -> bool:
     return False
 
 
-def _replace_files(
-    disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
-) -> dict[str, PublishError]:
-    """Durably replace files, and return the error of each server whose files could not be replaced.
+_RESERVE_FILE_BYTES: Final = 32 * 1024  # small, because another program may take the space that gitboot frees
 
-    ``contents`` maps servers and paths to the new content, or to None to remove the file. Each server of which a file
-    changed is added to ``changed_servers``. If the files cannot be replaced together, replace them server by server,
-    because the old files of a server make room for the new files of the next server.
-    """
+
+def fill_reserve(disk: Disk) -> None:
+    """Reserve the space and the inodes that gitboot needs to end windows on a full disk, or as much as is free."""
     with suppress(PublishError):
-        _replace_files_together(disk, contents, modified_at, changed_servers)
-        return {}
-    failures: dict[str, PublishError] = {}
-    for name, files in contents.items():
-        is_done = False
-        while not is_done:
-            try:
-                _replace_files_together(disk, {name: files}, modified_at, changed_servers)
-                is_done = True
-            except PublishError as error:
-                if not (is_full(error) and _free_reserve(disk)):
-                    failures[name], is_done = error, True
-    fill_reserve(disk)
-    return failures
+        for path in RESERVES:
+            if disk.size(path) != _RESERVE_FILE_BYTES:
+                disk.reserve_space(path, _RESERVE_FILE_BYTES)
 
 
-def _replace_files_together(
-    disk: Disk, contents: Mapping[str, Mapping[str, bytes | None]], modified_at: datetime, changed_servers: set[str]
-) -> None:
+def _replace_files_together(disk: Disk, contents: _Contents, modified_at: datetime, changed_servers: set[str]) -> None:
     if not contents:
         return
     try:

@@ -441,6 +441,25 @@ def test_a_failure_of_one_server_keeps_no_other_window_open(
     assert end_windows(here.root, ends, OVER) == (("web02",), None)
 
 
+def test_one_server_that_fails_does_not_sync_every_other_server_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, names = Site(tmp_path / "out"), [f"web{number:02}" for number in range(2, 33)]
+    here.publish(plan_fleet(*ALWAYS, *(server(name, "role: web") for name in names), REPAIR, now=AFTER), at=AFTER)
+    (here.root / staging_path(f"boot/{LOOKUPS[0].removeprefix('/')}")).mkdir()
+    sync, number_of_syncs = Disk.sync, count()
+
+    def count_call(self: Disk) -> None:
+        next(number_of_syncs)
+        sync(self)
+
+    monkeypatch.setattr(Disk, "sync", count_call)
+    with pytest.raises(WindowEndError) as caught:
+        end_windows(here.root, WindowEnds(), OVER)
+    assert set(caught.value.servers) >= set(names)
+    assert next(number_of_syncs) < len(names)
+
+
 def test_temporary_files_that_a_killed_process_left_do_not_prevent_the_end(here: Site) -> None:
     for path in LOOKUPS:
         (here.root / staging_path(f"boot/{path.removeprefix('/')}")).write_text("half of a fi")
