@@ -48,7 +48,7 @@ from gitboot.render.endpoint_files import (
     update_shard,
 )
 from gitboot.render.page import NO_UPDATES, FileUpdates
-from gitboot.render.paths import BOOT, File, Files, is_content, is_page_or_record_file
+from gitboot.render.paths import BOOT, File, Files, find_non_script_kind, is_content, is_page_or_record_file
 from gitboot.text import format_names
 
 # unused content stays for this time, because a machine that is booting may still fetch it
@@ -671,17 +671,18 @@ _Contents = Mapping[str, Mapping[str, bytes | None]]  # by server and path, the 
 def _replace_files(
     disk: Disk, contents: _Contents, modified_at: datetime, changed_servers: set[str]
 ) -> dict[str, PublishError]:
-    """Durably replace files, and return the error of each server whose files could not be replaced.
+    """Durably replace files, and return the first error of each server whose files could not all be replaced.
 
     Each server of which a file changed is added to ``changed_servers``. If the files cannot be replaced together, try
     each half of the servers, and so on. On a full disk, replace the files server by server, because the old files of a
     server make room for the new files of the next server.
     """
     if len(contents) == 1:
+        [(server, files)] = contents.items()
         try:
-            _replace_files_with_reserve(disk, contents, modified_at, changed_servers)
+            _replace_server_files(disk, server, files, modified_at, changed_servers)
         except PublishError as error:
-            return dict.fromkeys(contents, error)
+            return {server: error}
         return {}
     try:
         _replace_files_together(disk, contents, modified_at, changed_servers)
@@ -693,6 +694,30 @@ def _replace_files(
         group = {server: contents[server] for server in servers[start : start + group_size]}
         failures |= _replace_files(disk, group, modified_at, changed_servers)
     return failures
+
+
+def _replace_server_files(
+    disk: Disk, server: str, files: Mapping[str, bytes | None], modified_at: datetime, changed_servers: set[str]
+) -> None:
+    """Replace the files of one server. If that is impossible, replace each possible file, and raise the first error.
+
+    If the files include user data, replace the files only together. Otherwise a boot script of the window could fetch
+    the user data of the policy, or a boot script of the policy the user data of the window.
+    """
+    try:
+        _replace_files_with_reserve(disk, {server: files}, modified_at, changed_servers)
+        return
+    except PublishError:
+        if any(map(find_non_script_kind, files)):
+            raise
+    failures: list[PublishError] = []
+    for path, content in files.items():
+        try:
+            _replace_files_with_reserve(disk, {server: {path: content}}, modified_at, changed_servers)
+        except PublishError as error:
+            failures.append(error)
+    if failures:
+        raise failures[0]
 
 
 def _replace_files_with_reserve(
@@ -739,7 +764,8 @@ def _replace_files_together(disk: Disk, contents: _Contents, modified_at: dateti
                     linked_paths.setdefault(content, path)
         disk.sync()
         for name, files in contents.items():
-            for path, content in files.items():
+            # If a boot script cannot be replaced, this script still needs the user data of the window.
+            for path, content in sorted(files.items(), key=lambda item: find_non_script_kind(item[0]) is not None):
                 if content is None:
                     changed_servers.add(name)  # `remove` may fail after it has removed the file
                     disk.remove(path)

@@ -434,7 +434,8 @@ def test_a_failure_of_one_server_keeps_no_other_window_open(
         patch.setattr(Disk, method, fail)
         with pytest.raises(WindowEndError) as caught:
             end_windows(here.root, ends, OVER)
-        assert caught.value.servers == ("web01", "web03")
+        changed_servers = ("web01", "web03") if method == "read" else ("web01", "web02", "web03")
+        assert caught.value.servers == changed_servers, "web02 has files below other paths"
         with pytest.raises(WindowEndError) as caught:
             end_windows(here.root, ends, OVER)
         assert caught.value.servers == (), "each server once"
@@ -458,6 +459,70 @@ def test_one_server_that_fails_does_not_sync_every_other_server_alone(
         end_windows(here.root, WindowEnds(), OVER)
     assert set(caught.value.servers) >= set(names)
     assert next(number_of_syncs) < len(names)
+
+
+@pytest.mark.parametrize("method", ["stage", "place"])
+@pytest.mark.parametrize("position", [0, -1], ids=["the first file", "the last file"])
+def test_a_file_that_cannot_be_replaced_keeps_no_other_boot_script_of_the_server_in_the_window(
+    here: Site, monkeypatch: pytest.MonkeyPatch, position: int, method: str
+) -> None:
+    window = [str(path.relative_to(here.root)) for path in find_window_scripts(here)]
+    failing, act = window[position], getattr(Disk, method)
+
+    def fail(self: Disk, path: str, *more: object, **options: object) -> None:
+        if path == failing:
+            raise PublishError(f"{path}: operation not permitted")
+        act(self, path, *more, **options)
+
+    ends = WindowEnds()
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, method, fail)
+        with pytest.raises(WindowEndError, match=failing) as caught:
+            end_windows(here.root, ends, OVER)
+    assert caught.value.servers == ("web01",)
+    assert find_window_scripts(here) == [here.root / failing]
+    assert find_temporary_files(here) == []
+    assert end_windows(here.root, ends, OVER) == (("web01",), None)
+    assert find_window_scripts(here) == []
+
+
+@pytest.mark.parametrize("method", ["stage", "place"])
+def test_no_script_of_a_window_finds_the_user_data_of_the_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    here, act = Site(tmp_path / "out"), getattr(Disk, method)
+    templates = {"web": TEMPLATES["t"], "repair": '{"ignition": {"version": "3.4.0"}, "passwd": {}}'}
+    live = [
+        *ALWAYS[:2],
+        image("live-1", "userData: Ignition/3.4, writesDisk: false", "kernel, initrd"),
+        *(profile(name, "live-1", f"userData: {{format: Ignition/3.4, template: {name}}}") for name in templates),
+        policy("web"),
+    ]
+    here.publish(plan_fleet(*live, REPAIR, now=AFTER, templates=templates), at=AFTER)
+    data = here.root / IGNITION.build_path(UUID)
+    window_data, scripts = data.read_bytes(), find_window_scripts(here)
+    failing = str(scripts[-1].relative_to(here.root))
+
+    def fail(self: Disk, path: str, *more: object, **options: object) -> None:
+        if path == failing:
+            raise PublishError(f"{path}: operation not permitted")
+        act(self, path, *more, **options)
+
+    ends = WindowEnds()
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, method, fail)
+        with pytest.raises(WindowEndError, match=failing):
+            end_windows(here.root, ends, OVER)
+    assert data.read_bytes() == window_data
+    if method == "stage":
+        assert find_window_scripts(here) == scripts, "the scripts of the policy must not find this user data either"
+    assert end_windows(here.root, ends, OVER) == (("web01",), None)
+    assert find_window_scripts(here) == [] and data.read_bytes() != window_data
+
+
+def find_window_scripts(here: Site) -> list[Path]:
+    scripts = (path for path in sorted(here.root.glob("boot/**/*")) if path.is_file() and "/o/" not in str(path))
+    return [path for path in scripts if "Maintenance/repair" in path.read_text()]
 
 
 def test_temporary_files_that_a_killed_process_left_do_not_prevent_the_end(here: Site) -> None:
