@@ -9,8 +9,8 @@ from enum import Enum, auto
 from msgspec import Struct, field, structs
 
 from gitboot.bmc.credentials import CredentialUse, get_credential_use
-from gitboot.controller.current_plans import find_changed_servers
-from gitboot.controller.records.install_boots import list_already_installed, may_have_unread_fetch
+from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
+from gitboot.controller.records.install_boots import describe_server, list_already_installed, may_have_unread_fetch
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.controller.records.provisioning import (
     compare_identities_without_base,
@@ -30,7 +30,13 @@ from gitboot.resolve.server_decision import require_no_errors
 from gitboot.review.acknowledgements import IgnoredLine
 from gitboot.review.commit_path import CommitPath, PathCommit, PathStep, find_commit_path, find_first_provisions
 from gitboot.review.guards import Acknowledgements, Guard, Limits, Verdict, judge
-from gitboot.review.reinstalls import GainedIdentity, find_returning_servers, update_lost_identities
+from gitboot.review.reinstalls import (
+    NODE_REASONS,
+    GainedIdentity,
+    find_lost_identities,
+    find_returning_servers,
+    update_lost_identities,
+)
 from gitboot.status.instance_status import PassedCommit
 from gitboot.text import format_count
 
@@ -388,7 +394,7 @@ class CommitJudge:
                 found = error
             if found is None:
                 raise EvaluationUnfinished
-            self._known[key] = found
+            self._known[key] = _select_nodes_of_site(base, found) if isinstance(found, EvaluationResult) else found
         return self._known[key]
 
     def _find_uncovered_bmcs(
@@ -463,6 +469,27 @@ class CommitJudge:
             or (base is not None and base.allows_ledger(identity) and not commit.allows_ledger(identity)),
             bmcs=len(self._find_uncovered_bmcs(base, commit, snapshot)),
         )
+
+
+def _select_nodes_of_site(base: Commit | None, evaluated: EvaluationResult) -> EvaluationResult:
+    """Select the changes of names and node numbers at this instance's site, because each site has its own.
+
+    A machine loses them when it leaves the site.
+    """
+    commit, extent = evaluated.commit, evaluated.extent
+    if commit.site is None or base is None:
+        return evaluated
+    lost = {each for each in extent.lost_identities if each.kind not in NODE_REASONS or each.uuid in base.machines}
+    for uuid in find_departed_machines(base, commit) or ():
+        if (departed := describe_server(base, uuid)) is not None:
+            lost.update(each for each in find_lost_identities(departed, None) if each.kind in NODE_REASONS)
+    gained = (
+        each
+        for each in extent.gained_identities
+        if each.kind not in NODE_REASONS or each.server in commit.decisions.servers
+    )
+    extent = structs.replace(extent, lost_identities=tuple(sorted(lost)), gained_identities=tuple(gained))
+    return structs.replace(evaluated, extent=extent)
 
 
 def _find_identity_changes(

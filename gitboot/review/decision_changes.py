@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from msgspec import Struct
 
 from gitboot.fleet.documents import FleetRepository, Id
-from gitboot.fleet.identities import BmcAccess, LostIdentity, Machine, list_machines
+from gitboot.fleet.identities import BmcAccess, IdentityKey, LostIdentity, Machine, list_machines
 from gitboot.jsonio import Digest, compute_digest, to_json_value
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.fleet import Output, Site
@@ -51,6 +51,7 @@ from gitboot.review.extent import (
 )
 from gitboot.review.harmless_changes import is_harmless
 from gitboot.review.reinstalls import (
+    NODE_REASONS,
     DescribedServer,
     DiskClaims,
     GainedIdentity,
@@ -252,27 +253,32 @@ def compare_decisions(
         _describe_servers(old, old_repository, before.values()),
         _describe_servers(new, new_repository, after.values()),
     )
-    owners = {identity: name for name, each in old_servers.items() for identity in each.list_identities()}
-    if old is not None and old_repository is not None and Output.BSS in old.outputs:
-        # an unchanged server may share these identities with a changed server
-        owners |= {
-            identity: name
-            for name, each in old_repository.servers.items()
-            for identity in list_node_identities(name, each.metadata.labels)
-        }
+    owners = {
+        identity: name
+        for name, each in old_servers.items()
+        for identity in each.list_identities()
+        if identity[0] not in NODE_REASONS
+    }
+    node_owners = (
+        _find_node_owners(old_repository, new_servers.values())
+        if old is not None and old_repository is not None and Output.BSS in old.outputs
+        else {}
+    )
     servers, gains, losses = [], list[GainedIdentity](), list[LostIdentity]()
     for old_name, new_name in pairs:
         old_server, new_server = old_servers.get(old_name or ""), new_servers.get(new_name or "")
         is_claim = old_name is None and new_server is not None and claims.has_new_claim(new_server.decision)
         identities = list_install_identities(new_server, has_new_claim=is_claim)
-        identity_reinstalls = find_identity_reinstalls(identities, owners, old_server)
+        old_site, new_site = old_sites.get(old_name or ""), new_sites.get(new_name or "")
+        ledgers = (new_site.ledger if new_site is not None else None, None)
+        known_owners = ChainMap(owners, *(node_owners[each] for each in ledgers if each in node_owners))
+        identity_reinstalls = find_identity_reinstalls(identities, known_owners, old_server)
         if old is not None and new_server is not None:
             gains += find_gained_identities(old_server, new_server, identity_reinstalls, has_new_claim=is_claim)
         if old_server is not None:
             losses += find_lost_identities(old_server, new_server)
         old_decision = old_server.decision if old_server is not None else None
         new_decision = new_server.decision if new_server is not None else None
-        old_site, new_site = old_sites.get(old_name or ""), new_sites.get(new_name or "")
         is_moved = old_site is not None and new_site is not None and old_site.ledger != new_site.ledger
         moved_to = new_site.name if new_site is not None and is_moved else None
         change = _compare_server(old_decision, new_decision, mutated, shared, identity_reinstalls, moved_to, claims)
@@ -320,6 +326,29 @@ def compare_decisions(
 
 def _collect_claims(decisions: Decisions) -> frozenset[Digest]:
     return frozenset(claim for each in decisions.servers.values() for claim in list_claims(each))
+
+
+def _find_node_owners(
+    old: FleetRepository, new_servers: Iterable[DescribedServer]
+) -> dict[str | None, dict[IdentityKey, str]]:
+    """Return the old servers that have a name, xname or nid of a new server, by ledger and identity.
+
+    The old servers include unchanged servers, which may share these identities with a changed server. The ledger is
+    None for servers whose instance is unknown. An instance serves only its own servers, so servers of two instances can
+    have the same identities.
+    """
+    wanted = {identity for each in new_servers for identity in list_node_identities(each.machine.name, each.labels)}
+    found = [
+        (identity, name)
+        for name, each in old.servers.items()
+        for identity in list_node_identities(name, each.metadata.labels)
+        if identity in wanted
+    ]
+    sites = _find_instance_sites(old, {name for _, name in found})
+    owners: dict[str | None, dict[IdentityKey, str]] = {}
+    for identity, name in found:
+        owners.setdefault(sites[name].ledger if name in sites else None, {})[identity] = name
+    return owners
 
 
 def _find_instance_sites(repository: FleetRepository | None, names: Iterable[str | None]) -> dict[str, Site]:

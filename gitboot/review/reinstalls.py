@@ -323,6 +323,9 @@ def list_node_identities(server: str, labels: Mapping[str, str]) -> Iterator[Ide
         yield ReinstallReason.NID, nid
 
 
+NODE_REASONS: Final = frozenset({ReinstallReason.NAME, ReinstallReason.NID})  # the kinds of these identities
+
+
 def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
     yield from ((ReinstallReason.MAC, mac) for mac in machine.macs if not is_placeholder_mac(mac))
     bmc_serial = machine.bmc.reports_serial if machine.bmc is not None else None

@@ -450,15 +450,11 @@ def make_site_files(machines: list[Machine], ledgers: Mapping[str, str]) -> dict
         f"ledger: {ledgers[site]}}}"
         for site in SITES
     )
-    spec = f"baseURL: 'http://boot.test', sites: [{', '.join(sites)}]"
-    texts = [
-        fleet(spec),
-        *(each.document() for each in machines),
-        image("flatcar-1"),
-        profile("web", "flatcar-1"),
-        policy("web", often="Once"),
-    ]
-    return {"fleet.yaml": "---\n".join(texts)}
+    spec = f"baseURL: 'http://boot.test', outputs: [ipxe, bss], sites: [{', '.join(sites)}]"
+    texts = [fleet(spec), image("flatcar-1"), profile("web", "flatcar-1"), policy("web", often="Once")]
+    servers = {f"{each.name}.yaml": each.document() for each in machines}
+    gone = dict.fromkeys((f"{name}.yaml" for name in (OLD, NEW, "web03")), "")
+    return {"fleet.yaml": "---\n".join(texts), **gone, **servers}
 
 
 AT_AMS2, AT_FRA1 = "site: ams2", "site: fra1"
@@ -487,10 +483,33 @@ MOVES: dict[str, Story] = {
         [old_machine(labels=AT_AMS2), new_machine(labels=AT_AMS2, mac=MAC)],
     ],
 }
+AMS2_NODE, FRA1_NODE = (f"site: {site}, nid: '7', xname: x1000c0s0b0n0" for site in SITES)
+SHARED_NODES: dict[str, Story] = {
+    "and of a machine at the other site": [
+        [old_machine(labels=AMS2_NODE), Machine(name="web03", labels=FRA1_NODE)],
+        [old_machine(labels=AMS2_NODE), Machine(name="web03", labels=FRA1_NODE), new_machine(labels=AMS2_NODE)],
+    ],
+    "that it has lost, and of a machine at the other site": [
+        [old_machine(labels=AMS2_NODE), new_machine(labels=AT_AMS2), Machine(name="web03", labels=FRA1_NODE)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AT_AMS2), Machine(name="web03", labels=FRA1_NODE)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AMS2_NODE), Machine(name="web03", labels=FRA1_NODE)],
+    ],
+    "that it took to the other site": [
+        [old_machine(labels=AMS2_NODE), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=FRA1_NODE), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=FRA1_NODE), new_machine(labels=AMS2_NODE)],
+    ],
+    "that it lost before a machine at the other site got it": [
+        [old_machine(labels=AMS2_NODE), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AT_AMS2)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AT_AMS2), new_machine(name="web03", labels=FRA1_NODE)],
+        [old_machine(labels=AT_AMS2), new_machine(labels=AMS2_NODE), new_machine(name="web03", labels=FRA1_NODE)],
+    ],
+}
 
 
 @pytest.mark.parametrize("looks", [True, False], ids=["a fetch for each commit", "one fetch"])
-@pytest.mark.parametrize("identity", MOVES)
+@pytest.mark.parametrize("identity", MOVES | SHARED_NODES)
 def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of_other_sites(
     tmp_path: Path, repository: Repository, identity: str, looks: bool
 ) -> None:
@@ -502,7 +521,7 @@ def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of
             for site in SITES
         }
         ledgers = {site: parts.reconciler.state.snapshot.facts.identity for site, parts in each_site.items()}
-        here, story = each_site["ams2"], MOVES[identity]
+        here, story = each_site["ams2"], (MOVES | SHARED_NODES)[identity]
         for number, machines in enumerate(story):
             repository.push(make_site_files(machines, ledgers), f"Commit {number}")
             if looks or number in (0, len(story) - 1):
@@ -511,3 +530,34 @@ def test_finding_c4_an_instance_of_one_site_counts_identities_of_the_machines_of
                     assert here.reconciler.status.held is None, f"commit {number} is held"
         held = here.reconciler.status.held
         assert held is not None and held.guards == ("maxReinstalls",)
+
+
+NODES_AT_OTHER_SITE: dict[str, Story] = {
+    "that a machine at the other site keeps": [
+        [old_machine(labels=FRA1_NODE)],
+        [old_machine(labels=FRA1_NODE), new_machine(labels=AMS2_NODE)],
+    ],
+    "that a machine at the other site loses": [
+        [old_machine(labels=FRA1_NODE)],
+        [old_machine(labels=AT_FRA1), new_machine(labels=AMS2_NODE)],
+    ],
+    "that a machine at the other site has lost": [
+        [old_machine(labels=FRA1_NODE), new_machine(labels=AT_AMS2)],
+        [new_machine(labels=AT_AMS2)],
+        [new_machine(labels=AMS2_NODE)],
+    ],
+}
+
+
+@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("story", NODES_AT_OTHER_SITE)
+def test_each_site_with_an_instance_numbers_its_nodes_from_1(
+    tmp_path: Path, repository: Repository, site: str, story: str
+) -> None:
+    with run_in_process(tmp_path, repository.bare, limits=LIMITS, initial="fresh", site=site) as parts:
+        own = parts.reconciler.state.snapshot.facts.identity
+        ledgers = {each: own if each == site else make_uuid(each) for each in SITES}
+        for number, machines in enumerate(NODES_AT_OTHER_SITE[story]):
+            repository.push(make_site_files(machines, ledgers), f"Commit {number}")
+            reconcile_twice(parts, number * 60)
+            assert parts.reconciler.status.held is None, f"commit {number} is held"
