@@ -255,8 +255,10 @@ class CommitAcceptor:
             return attempt  # `accept` tries again, and reports the error
 
     def is_newest_accepted(self, attempt: Attempt) -> bool:
+        """Return whether gitboot accepted the newest commit of a fetch since the start."""
         with suppress(SourceError):
-            return attempt.accepted is not None and attempt.accepted.revision == self._source.latest()
+            accepted = attempt.accepted
+            return accepted is not None and self._source.has_fetched and accepted.revision == self._source.latest()
         return False
 
     def _run_with_clone(

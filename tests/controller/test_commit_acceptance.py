@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -213,27 +214,41 @@ def test_an_approval_is_used_up_by_the_commit_that_it_approves(parts: Parts, rep
     assert "maxReinstalls" in get_held(parts).guards
 
 
+@pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("how", ["a revert", "a force-push"])
-def test_an_unused_approval_ends_when_its_commit_is_taken_back(parts: Parts, repository: Repository, how: str) -> None:
+def test_an_unused_approval_ends_when_its_commit_is_taken_back(
+    tmp_path: Path, repository: Repository, how: str, restarts: bool
+) -> None:
     changed = documents("flatcar-2")
-    repository.push(changed)
-    reconcile_once(parts)
-    digest = get_held(parts).digest
-    approve(parts, digest, ["maxReinstalls"])
-    reconcile_once(parts, 1)
-    assert get_held(parts).guards == ("maxUpdatePercent",)
-    if how == "a revert":
-        expected = repository.push(documents())
-    else:
-        git(repository.work, "reset", "--quiet", "--hard", "HEAD~1")
-        expected = git(repository.work, "rev-parse", "HEAD")
-        git(repository.work, "push", "--quiet", "--force", "origin", "main")
-    reconcile_once(parts, 2)
-    assert (applied(parts), parts.reconciler.status.held) == (expected, None)
-    assert parts.reconciler.state.snapshot.approvals == instance_tables.read_approvals(parts.ledger) == {}
-    repository.push(changed)
-    reconcile_once(parts, 3)
-    assert (get_held(parts).digest, get_held(parts).guards) == (digest, ("maxReinstalls", "maxUpdatePercent"))
+    with ExitStack() as stack:
+        parts = stack.enter_context(run_in_process(tmp_path, repository.bare, limits=Limits()))
+        reconcile_once(parts)
+        repository.push(changed)
+        reconcile_once(parts)
+        digest = get_held(parts).digest
+        approve(parts, digest, ["maxReinstalls"])
+        reconcile_once(parts, 1)
+        assert get_held(parts).guards == ("maxUpdatePercent",)
+        if restarts:
+            stack.close()
+            parts = stack.enter_context(run_in_process(tmp_path, repository.bare, limits=Limits()))
+            parts.reconciler.reconcile(NOON + timedelta(seconds=1))
+            assert get_held(parts).guards == ("maxUpdatePercent",)
+            stack.close()
+        if how == "a revert":
+            expected = repository.push(documents())
+        else:
+            git(repository.work, "reset", "--quiet", "--hard", "HEAD~1")
+            expected = git(repository.work, "rev-parse", "HEAD")
+            git(repository.work, "push", "--quiet", "--force", "origin", "main")
+        if restarts:
+            parts = stack.enter_context(run_in_process(tmp_path, repository.bare, limits=Limits()))
+        reconcile_once(parts, 2)
+        assert (applied(parts), parts.reconciler.status.held) == (expected, None)
+        assert parts.reconciler.state.snapshot.approvals == instance_tables.read_approvals(parts.ledger) == {}
+        repository.push(changed)
+        reconcile_once(parts, 3)
+        assert (get_held(parts).digest, get_held(parts).guards) == (digest, ("maxReinstalls", "maxUpdatePercent"))
 
 
 @pytest.mark.parametrize("how", ["in the commit itself", "in a later, empty one", "squashed", "rebased"])

@@ -54,7 +54,8 @@ class Batch(Struct, frozen=True, kw_only=True):
 
     # Commits and artifacts
     attempt: Attempt = field(default_factory=Attempt)  # the result of judging the newest commit
-    is_caught_up: bool = False  # whether the newest commit is accepted
+    is_newest_accepted: bool = False  # whether the newest commit is accepted
+    is_caught_up: bool = False  # whether the newest commit is accepted after a gap, and the last fetch succeeded
     commit: Commit | None = None  # the accepted commit, if this instance may act for it
     changed: Collection[str] = ()  # servers that changed in the commit; at first, all servers
     removed_machines: Collection[SystemUuid] | None = None  # machines that the commit removed; None: unknown
@@ -95,7 +96,7 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
     if batch.is_caught_up and update.facts.gap:
         update.facts = structs.replace(update.facts, gap=False)
     update.events += batch.events
-    _apply_attempt(update, batch.attempt)
+    _apply_attempt(update, batch.attempt, is_newest_accepted=batch.is_newest_accepted)
     if batch.sightings is not None:
         _apply_sightings(update, batch.sightings)
     if batch.commit is not None:
@@ -160,7 +161,7 @@ def _apply_heartbeat(update: LedgerUpdate, batch: Batch, clock_state: ClockState
     )
 
 
-def _apply_attempt(update: LedgerUpdate, attempt: Attempt) -> None:
+def _apply_attempt(update: LedgerUpdate, attempt: Attempt, *, is_newest_accepted: bool) -> None:
     """Record the result of judging the newest commit, and the effects of a newly accepted commit."""
     if attempt.searched is not None:
         update.facts = structs.replace(update.facts, searched=attempt.searched)
@@ -168,7 +169,7 @@ def _apply_attempt(update: LedgerUpdate, attempt: Attempt) -> None:
     accepted, steps = attempt.accepted, attempt.steps
     update.known_pairs |= steps.approved_bmcs
     is_newly_accepted = accepted is not None and accepted.revision != update.facts.accepted
-    if is_newly_accepted or (steps.accepted_steps and not attempt.is_behind):
+    if is_newly_accepted or is_newest_accepted:
         update.void_approvals = tuple(update.before.approvals)  # used, or for a commit that was taken back
     if accepted is None:
         return

@@ -125,14 +125,16 @@ def build_batch(
     accepted, snapshot, at, components = attempt.accepted, state.snapshot, context.at, context.components
     if accepted is None:
         return ledger_changes.Batch(events=events)
+    is_newest_accepted = components.acceptor.is_newest_accepted(attempt)
     batch = ledger_changes.Batch(
         clock_state=state.clock_state,
         uptime=ready.uptime,
         attempt=attempt,
+        is_newest_accepted=is_newest_accepted,
         is_caught_up=snapshot.facts.gap
         and state.fetched is not None
         and not state.fetched.failed
-        and components.acceptor.is_newest_accepted(attempt),
+        and is_newest_accepted,
         events=(
             *events,
             *(
