@@ -454,7 +454,6 @@ class CommitJudge:
             snapshot,
             introduced,
         )
-        changes = changes.with_returning(returning).with_inheritances(inherited)
         identity = snapshot.facts.identity
         if ahead.omitted_commit is not None:
             changes = changes.with_rewind(ahead.omitted_commit, commit.revision)
@@ -462,7 +461,7 @@ class CommitJudge:
             changes,
             limits,
             pending=len(list_servers_to_install(snapshot, commit.decisions)) if base is None else None,
-            returning=len(returning),
+            returning=returning,
             inheritances=inherited,
             is_rewind=ahead.omitted_commit is not None,
             takeover=changes.takeover

@@ -116,7 +116,7 @@ def judge(
     acknowledgements: Acknowledgements = NO_ACKNOWLEDGEMENTS,
     *,
     pending: int | None = None,
-    returning: int = 0,
+    returning: Sequence[str] = (),
     inheritances: Sequence[Inheritance] = (),
     is_rewind: bool = False,
     takeover: bool | None = None,
@@ -126,8 +126,8 @@ def judge(
 
     - ``pending`` is the number of servers that are not installed according to the instance's records, or None without
       records. In a first commit, this number replaces the number of servers that need a first boot.
-    - ``returning`` is the number of servers that the commit adds and reinstalls, although the ledger already contains
-      their machines.
+    - ``returning`` are the servers that the commit adds and reinstalls, although the ledger already contains their
+      machines.
     - ``inheritances`` are the identities through which possibly installed machines would get the install boots of other
       servers.
     - ``is_rewind`` means that the commit does not descend from the accepted commit.
@@ -138,7 +138,9 @@ def judge(
     if takeover is None:
         takeover = extent.takeover
     inheriting_servers = {each.server for each in inheritances} - {*extent.reinstalled_servers}
-    reinstalls = extent.reinstalls + returning + len(inheriting_servers)
+    reinstalls = extent.reinstalls + len(returning) + len(inheriting_servers)
+    if reinstalls > limits.max_reinstalls:  # a review does not show these servers and identities
+        extent = extent.with_returning(returning).with_inheritances(inheritances)
     exceeded_limits = [
         *_find_exceeded_counts(
             (Guard.ALLOW_REWIND, "commits taken back", int(is_rewind), int(limits.allow_rewind)),

@@ -428,6 +428,29 @@ def test_an_acknowledgement_of_a_review_does_not_cover_a_server_that_only_the_re
     assert applied(parts) == acknowledged
 
 
+def test_an_acknowledgement_of_a_review_counts_if_so_few_servers_return_that_no_limit_is_exceeded(
+    tmp_path: Path, repository: Repository
+) -> None:
+    """The records show web23 as installed before, but the review shows it as a new server."""
+    repository.push(documents(servers=24))
+    with run_in_process(tmp_path, repository.bare, limits=Limits(max_reinstalls=5)) as parts:
+        reconcile_once(parts)
+        repository.push(documents(servers=23))
+        reconcile_once(parts, 1)
+        one = policy("spare", "{servers: [web23]}", "priority: 1", boots="spare", often="OnImageChange")
+        files = documents("flatcar-1", profile("spare", "flatcar-2"), one, servers=24)
+        web = profile("web", "flatcar-1")
+        files = {
+            path: text.replace(web, profile("web", "flatcar-1", "kernelArguments: [x=y]"))
+            for path, text in files.items()
+        }
+        acks = find_acks(tmp_path, repository, files)
+        assert acks.split()[2:] == ["maxUpdatePercent"]
+        commit = repository.push(files, f"Change\n\n{acks}")
+        reconcile_once(parts, 2)
+        assert (applied(parts), parts.reconciler.status.held) == (commit, None)
+
+
 def test_acknowledgements_that_do_not_count_are_listed_in_few_words(parts: Parts, repository: Repository) -> None:
     lines = "\n".join(f"Gitboot-Ack: {'0' * 64} {'x' * 2000}{number}" for number in range(20))
     repository.push(documents("flatcar-2"), f"Bump\n\n{lines}")

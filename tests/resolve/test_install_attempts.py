@@ -306,7 +306,7 @@ def test_e20_deleted_servers_that_come_back_are_held() -> None:
     come = [each.new for each in changes.servers if each.new is not None]
     back = find_returning_servers(come, {}, {each.uuid for each in come})
     assert len(back) == 18
-    (trip, *_) = judge(changes.extent, Limits(), returning=len(back)).trips
+    (trip, *_) = judge(changes.extent, Limits(), returning=back).trips
     assert (trip.guard.value, trip.number) == ("maxReinstalls", 18)
 
 

@@ -174,11 +174,11 @@ def test_a_first_commit_is_judged_only_by_its_pending_servers() -> None:
 
 
 def test_returning_servers_that_would_be_installed_again_count_as_reinstalled() -> None:
-    (trip,) = judge(compare_files({}).extent, Limits(), returning=2).trips
+    (trip,) = judge(compare_files({}).extent, Limits(), returning=("a", "b")).trips
     assert (trip.guard, trip.number) == (Guard.MAX_REINSTALLS, 2)
     found = repository(*SEED)
     first = compare_decisions(None, decide(found), None, found).extent
-    assert judge(first, Limits(), returning=1).holding_guards == (
+    assert judge(first, Limits(), returning=("a",)).holding_guards == (
         Guard.MAX_REINSTALLS,
     )  # the one before cannot be read
 
