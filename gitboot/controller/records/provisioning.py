@@ -237,6 +237,15 @@ def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Deci
                 evidence=adopted.evidence,
             ),
         )
+        if decision.policy is not None and decision.policy.network_boot is NetworkBoot.ALWAYS:
+            return  # the policy ignores the record
+        update.add_event(
+            "InstallWithdrawn",
+            f"{decision.server}: was never installed, and a commit lowered `provision` to {decision.provision}, so "
+            "gitboot does not install the server. To install it, raise `provision`",
+            warning=True,
+            server=decision.server,
+        )
 
 
 def _adopt_by_first_policy(update: LedgerUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:

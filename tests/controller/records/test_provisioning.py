@@ -315,6 +315,33 @@ def test_a_lower_number_withdraws_the_installation_of_a_server_that_was_never_in
     assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == TO_INSTALL
 
 
+@pytest.mark.parametrize("often", ["Once", "OnImageChange"])
+@pytest.mark.parametrize("lowered", [0, 1])
+def test_an_event_names_a_server_that_is_not_installed_because_a_revert_lowers_its_number(
+    bench: Bench, often: str, lowered: int
+) -> None:
+    bench.decide(*fleet_of(lowered or 1, often)).plan()
+    bench.decide(*fleet_of(2, often)).plan()
+    for _ in range(2):
+        bench.decide(*fleet_of(lowered, often))
+        assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == INSTALLED
+        (event,) = (each for each in bench.events if each.type == "InstallWithdrawn")
+        assert event.facts["server"] == "web01"
+        assert event.message == (
+            f"web01: was never installed, and a commit lowered `provision` to {lowered}, so gitboot does not install "
+            "the server. To install it, raise `provision`"
+        )
+    bench.decide(*fleet_of(2, often))
+    assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == TO_INSTALL
+
+
+def test_no_event_names_a_server_that_a_lower_number_does_not_affect(bench: Bench) -> None:
+    for number in (1, 2, 1):
+        bench.decide(*fleet_of(number, "Always")).plan()
+        bench.plan()
+    assert not [each for each in bench.events if each.type == "InstallWithdrawn"]
+
+
 def test_a_boot_that_was_fetched_before_the_lower_number_was_accepted_counts(bench: Bench) -> None:
     plan = bench.decide(*fleet_of(1)).plan()
     bench.wait(minutes=5).decide(*fleet_of(0)).plan()
