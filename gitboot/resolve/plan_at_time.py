@@ -297,7 +297,7 @@ def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Re
     """Return whether a newer commit withholds an install boot.
 
     An attempt that has started and has not failed gets its remaining boots, unless the newer commit withdraws the
-    image.
+    image or gives an identity of the server to another server.
     """
     found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.is_active(at)]
     if not found or any(each.takes_image_back for each in found):

@@ -421,7 +421,8 @@ class WithheldBoot(NamedTuple):
     maintenance: str | None  # None: the policy's boot
     start: datetime | None  # None: the window has no start
     end: datetime | None  # None: the window has no end
-    takes_image_back: bool  # whether the newer commit offers another image or no boot in this window
+    # Whether the newer commit offers another image or no boot in this window, or gives an identity to another server.
+    takes_image_back: bool
     by: str  # the revision of the newer commit
 
     def is_active(self, at: datetime) -> bool:

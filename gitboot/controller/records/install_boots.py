@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from functools import cache, partial
 from typing import Final
 
 from msgspec import structs
@@ -13,6 +14,7 @@ from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
+from gitboot.fleet.identities import IdentityKey
 from gitboot.fleet.overlay import merge_changes
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest
@@ -470,24 +472,47 @@ def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revis
     for commit in newer:
         names |= find_changed_servers(before, commit)
         before = commit
+        find_owners = cache(partial(_find_identity_owners, commit, frozenset(names)))
         for machine in accepted.select_machines(names & accepted.decisions.servers.keys()):
-            found.setdefault(machine.uuid, []).extend(_list_missing_boots(accepted, commit, machine.uuid))
+            found.setdefault(machine.uuid, []).extend(_list_missing_boots(accepted, commit, machine.uuid, find_owners))
     servers = {uuid: tuple(boots) for uuid, boots in sorted(found.items()) if boots}
     return WithheldBoots(newest, servers) if servers else None
 
 
-def _list_missing_boots(accepted: Commit, newer: Commit, uuid: SystemUuid) -> tuple[WithheldBoot, ...]:
+def _find_identity_owners(commit: Commit, names: Collection[str]) -> dict[IdentityKey, set[SystemUuid]]:
+    """Return the machines of the named servers, by identity."""
+    owners: dict[IdentityKey, set[SystemUuid]] = {}
+    for machine in commit.select_machines(names):
+        if (described := describe_server(commit, machine.uuid)) is not None:
+            for identity in described.list_identities():
+                owners.setdefault(identity, set()).add(machine.uuid)
+    return owners
+
+
+def _list_missing_boots(
+    accepted: Commit,
+    newer: Commit,
+    uuid: SystemUuid,
+    find_owners: Callable[[], Mapping[IdentityKey, Collection[SystemUuid]]],
+) -> tuple[WithheldBoot, ...]:
     """Return a machine's install boots in ``accepted`` that ``newer`` does not offer.
 
     If an identity in ``accepted`` that leads to install boots is not an identity of the machine in ``newer``, return
-    all install boots, because another machine may have this identity.
+    all install boots, because another machine may have this identity. A started attempt then gets its remaining boots,
+    unless another server in ``newer`` has the identity. ``find_owners`` returns the machines in ``newer`` by identity,
+    at least those whose identities changed.
     """
     offered, other = describe_server(accepted, uuid), describe_server(newer, uuid)
     if offered is None:
         return ()
-    if other is not None and not list_install_identities(offered).keys() <= {*other.list_lookups()}:
-        other = None
-    return find_withheld_boots(offered.decision, other.decision if other is not None else None, newer.revision)
+    boots = find_withheld_boots(offered.decision, other.decision if other is not None else None, newer.revision)
+    lost = list_install_identities(offered).keys() - {*other.list_lookups()} if other is not None else set()
+    if not lost:
+        return boots
+    all_boots, owners = find_withheld_boots(offered.decision, None, newer.revision), find_owners()
+    if any(each != uuid for identity in lost for each in owners.get(identity, ())):
+        return all_boots
+    return *boots, *(each._replace(takes_image_back=False) for each in all_boots)
 
 
 def describe_server(commit: Commit, uuid: SystemUuid) -> DescribedServer | None:
@@ -588,7 +613,7 @@ def may_have_unread_fetch(
         policy, record = offered.policy, snapshot.record(uuid)
         is_done = record is not None and policy is not None and is_provisioned(policy, record)
         is_pending = not is_done or policy is None or policy.network_boot is NetworkBoot.ALWAYS
-        boots = _list_missing_boots(accepted, commit, uuid)
+        boots = _list_missing_boots(accepted, commit, uuid, dict)
         if any(is_pending or each.maintenance is not None for each in boots):
             return True
     return False

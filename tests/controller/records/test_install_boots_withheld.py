@@ -609,6 +609,33 @@ def test_a_held_revert_withholds_the_boots_that_a_mac_address_got_by_mistake(
     assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
 
 
+@pytest.mark.parametrize(("owner", "goes_on"), [("new", True), ("web01", False)])
+def test_a_started_installation_goes_on_unless_a_held_commit_gives_the_mac_address_to_another_server(
+    repository: Repository, tmp_path: Path, owner: str, goes_on: bool
+) -> None:
+    old, bad = (
+        documents(each, evidence="Reported")["fleet.yaml"].replace(image(BAD), image(BAD, "boots: 2"))
+        for each in (OLD, BAD)
+    )
+    repository.push({"fleet.yaml": old})
+    changed = bad.replace(server("web05", "role: web"), server("web05", "role: web", "provision: 2"))  # held for this
+    names = {make_mac("web00"): make_mac(owner), make_mac(owner): make_mac("web00")}
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE_LIMITS, initial="adopt", clock=lambda: NOON) as parts:
+        reconcile_at(parts)
+        repository.push({"fleet.yaml": bad})
+        reconcile_at(parts, 1)
+        approve(parts, get_held(parts).digest)
+        reconcile_at(parts, 2)
+        fetch(parts, planned(parts, "web00"), 3)
+        reconcile_at(parts, 4)
+        assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
+        repository.push({"fleet.yaml": re.sub("|".join(names), lambda found: names[found[0]], changed)})
+        reconcile_at(parts, 5, 6, 7)
+        assert get_held(parts).guards == ("maxReinstalls",)
+        withheld = {name for name in SERVERS if boot(parts, name) == (Cause.WITHHELD, None)}
+        assert withheld == ({"web05"} if goes_on else {"web00", "web01", "web05"})
+
+
 def test_a_held_commit_that_deletes_every_server_changes_no_diskless_boot(parts: Parts, repository: Repository) -> None:
     before = planned(parts, "live01")
     accepted = parts.reconciler.status.accepted
