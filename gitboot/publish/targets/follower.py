@@ -37,7 +37,7 @@ _LONGEST_RETRY_S: Final = 300.0
 _SOON_S: Final = 0.5  # the first pause before gitboot repeats an interrupted read
 # After this number of interrupted reads, the cause is probably not a publication. Their pauses add up to 4 minutes.
 _MAX_RACES: Final = 10
-# The time between two reads of the target if there is no publication. A former writer that was paused may have written.
+# The time between two reads of the target. A former writer that was paused may have written to the target.
 _PERIOD_S: Final = 600.0
 
 
@@ -91,6 +91,7 @@ class Follower:
         self._race_count = 0  # the number of consecutive interrupted reads
         self._is_taken_over = False  # whether another process took over the target
         self._target_content: TargetContent | None = None  # None: the follower must read the content from the target
+        self._next_read_s = 0.0  # the monotonic time at which the follower reads the content again
         self._thread = BackgroundThread(self._run, name=f"target {target_status.name}", on_death=self._report_death)
 
     @property
@@ -166,7 +167,7 @@ class Follower:
             wait_s, failures = self._try_once(published, failures)
             with self._changed:
                 # After a failure, new publications do not shorten the wait.
-                is_awake = self._changed.wait_for(
+                self._changed.wait_for(
                     lambda: (
                         self._is_ending
                         or (self._retries_now and not self._is_taken_over)
@@ -175,8 +176,6 @@ class Follower:
                     wait_s,
                 )
                 failures = 0 if self._retries_now else failures
-            if not is_awake:
-                self._target_content = None
 
     def _report_death(self, message: str) -> None:
         self._target_content = None
@@ -205,13 +204,14 @@ class Follower:
             return min(self._first_retry_s * 2 ** min(failures, 10), _LONGEST_RETRY_S), failures + 1
         self._race_count = 0
         self._update_status(commit=summary.commit if summary is not None else None, published_count=published_count)
-        return _PERIOD_S, 0
+        return max(self._next_read_s - time.monotonic(), 0) if summary is not None else _PERIOD_S, 0
 
     def _update_target(self) -> TreeSummary | None:
         summary = self._tree.read_summary()
         while summary is not None and not self._is_ending:
-            if self._target_content is None:
+            if self._target_content is None or time.monotonic() >= self._next_read_s:
                 self._target_content = self._target.load()
+                self._next_read_s = time.monotonic() + _PERIOD_S
                 if not self._target_content.servers:  # a target without servers cannot serve an ended window
                     with self._changed:
                         self._possibly_overdue_since = None

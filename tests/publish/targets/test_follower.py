@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -416,6 +417,20 @@ def test_a_target_is_read_again_at_intervals(out: Path, monkeypatch: pytest.Monk
     with Followers([follower(out, memory_target)]).running() as followers:
         followers.publish()
         assert eventually(lambda: memory_target.loads > 2)
+
+
+def test_frequent_publications_do_not_delay_the_next_read_of_a_target(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("gitboot.publish.targets.follower.time", SimpleNamespace(monotonic=lambda: now[0]))
+    memory_target, loads = MemoryTarget(max_servers=99), []
+    with Followers([one := follower(out, memory_target)]).running() as followers:
+        for now[0] in (0, 300, 599, 600, 1199, 1200):
+            followers.publish()
+            assert one.wait(60)
+            loads.append(memory_target.loads)
+    assert loads == [1, 1, 1, 2, 2, 3]
 
 
 def test_a_target_that_is_down_delays_nothing_and_is_tried_again_until_it_is_up(out: Path) -> None:
