@@ -161,7 +161,7 @@ def _raise_unless_absent(error: OSError) -> None:
         raise error
 
 
-MAX_SERVERS: Final = 1000  # servers in one step; a step takes about 15 connections for any number of servers
+MAX_SERVERS: Final = 1000  # servers in one step; a step takes about 20 connections for any number of servers
 _CONNECT_S: Final = 10
 _SILENCE_S: Final = 60  # a copy fails if no byte from the other host arrives for this long
 _COPY_S: Final = 3600  # the time limit of one copy

@@ -559,9 +559,9 @@ class StoreTarget:
         self._name, self._open = name, open_store
         self._ledger, self._heir_of, self._writer = ledger, heir_of, writer
         self._last_head: StoredFile | None = None  # the head that this process wrote or read last
-        self._last_unlisted: StoredFile | None = None  # the `UNLISTED` file that `observe` read
-        # The scripts that the former writer may still write if it was only paused. Each `load` treats these scripts as
-        # unverified.
+        self._last_unlisted: StoredFile | None = None  # the `UNLISTED` file that this process wrote or read last
+        # The scripts that another process may still write if it was only paused. Each `load` compares these scripts with
+        # the shards.
         self._contested_paths: frozenset[str] = frozenset()
 
     def load(self) -> TargetContent:
@@ -570,11 +570,12 @@ class StoreTarget:
         Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
-        former_head = self._last_head
         head = self._claim(store)
-        found = self._read_target_content(store, head, store.get(UNLISTED))
-        if former_head is None:  # this process has just become the writer
-            self._contested_paths = frozenset(path for path in found.unlisted_paths if not is_content(path))
+        unlisted_file = store.get(UNLISTED)
+        found = self._read_target_content(store, head, unlisted_file)
+        if unlisted_file != self._last_unlisted:  # another process wrote the file, or a response was lost
+            self._contested_paths |= {path for path in found.unlisted_paths if not is_content(path)}
+            self._last_unlisted = unlisted_file
         kept = {_shard_path(digest) for digest in head.shards.values()}
         store.remove(path for path in store.names(_SHARDS) if path not in kept)
         return found
@@ -618,8 +619,7 @@ class StoreTarget:
         found = store.get(HEAD)
         if found is None or self._last_head is None or found.content != self._last_head.content:
             raise self._build_conflict_error(found)
-        if step.unverified != content.unlisted_paths:
-            store.replace(UNLISTED, render_unlisted(step.unverified))
+        self._write_unlisted(store, step.unverified)
         sizes: dict[str, int] = {}
 
         def read(path: str) -> TargetFile:
@@ -647,8 +647,7 @@ class StoreTarget:
         shards = {_shard_path(compute_digest(data)): data for data in step.shards.values() if data}
         store.place(sorted(shards), lambda path: TargetFile(shards[path], 0), ())
         self._write_head(store, step.head)
-        if step.unlisted_paths != step.unverified:
-            store.replace(UNLISTED, render_unlisted(step.unlisted_paths))
+        self._write_unlisted(store, step.unlisted_paths)
         kept = set(step.head.shards.values())
         store.remove(_shard_path(digest) for digest in content.head.shards.values() if digest not in kept)
 
@@ -685,6 +684,21 @@ class StoreTarget:
                 raise self._build_conflict_error(found)
             self._last_head = found
         return head
+
+    def _write_unlisted(self, store: FileStore, paths: Collection[str]) -> None:
+        """Write `UNLISTED`, and read it back. If another process wrote the file, keep it, because `load` needs it."""
+        data, last = render_unlisted(paths), self._last_unlisted
+        if (last.content if last is not None else render_unlisted(())) == data:
+            return
+        with suppress(FileConflict):
+            if last is None:
+                store.create(UNLISTED, data)
+            else:
+                store.replace(UNLISTED, data, last.version)
+        found = store.get(UNLISTED)
+        if found is None or found.content != data:
+            raise HostUnreachable(f"{self._name}: another process wrote {UNLISTED}")
+        self._last_unlisted = found
 
     def _parse_own_head(self, content: bytes, hint: str) -> TargetHead:
         """Parse a head, and check that it belongs to this ledger or its predecessor. Raises `ForeignTree`."""
@@ -727,10 +741,29 @@ class StoreTarget:
 
         store.get_each(sorted(digests), add_shard)
         try:
-            unlisted_paths = parse_unlisted(unlisted_file.content) if unlisted_file is not None else frozenset[str]()
+            unlisted_paths = parse_unlisted(unlisted_file.content) if unlisted_file is not None else frozenset()
         except ValueError as error:
             raise self._build_damage_error(UNLISTED) from error
-        return build_target_content(head, shards, unlisted_paths | self._contested_paths, gitboot=__version__)
+        return build_target_content(
+            head, shards, unlisted_paths.union(self._find_overwritten_paths(store, shards)), gitboot=__version__
+        )
+
+    def _find_overwritten_paths(self, store: FileStore, shards: Iterable[Shard]) -> list[str]:
+        """Return the contested paths whose files differ from the shards, including files that no shard lists."""
+        expected = {
+            path: unit.files[path]
+            for shard in shards
+            for unit in shard.values()
+            for path in self._contested_paths & unit.files.keys()
+        }
+        overwritten: list[str] = []
+
+        def compare(path: str, found: StoredFile | None) -> None:
+            if (compute_digest(found.content) if found is not None else None) != expected.get(path):
+                overwritten.append(path)
+
+        store.get_each(sorted(self._contested_paths), compare)
+        return overwritten
 
     def _parse_verified_shard(self, digest: str, stored_file: StoredFile | None) -> Shard:
         if stored_file is None or compute_digest(stored_file.content) != digest:

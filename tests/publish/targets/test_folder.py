@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from hashlib import sha256
 from itertools import count
 from pathlib import Path
@@ -31,6 +32,7 @@ from gitboot.publish.targets.sync_steps import (
     parse_head,
     parse_units,
     parse_unlisted,
+    render_unlisted,
 )
 from gitboot.render.paths import File
 from tests.helpers.cases import get_interval
@@ -222,42 +224,91 @@ def test_finding_m4_killed_at_any_call_a_folder_has_complete_chains_that_the_nex
     assert list(site.folder.rglob(".gitboot-*")) == []
 
 
+@pytest.fixture
+def successor(site: Site) -> Iterator[Site]:
+    """A process on another host that has not yet taken over the target of the site."""
+    successor = Site(site.root.with_name("other"), site.folder)
+    successor.open_target("successor")
+    yield successor
+    successor.close()
+
+
+def run_once_before(path: str, run: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call ``run`` once, immediately before a process writes a file to a folder."""
+    write, replace, waiting = TargetFolder._write, TargetFolder.replace, [run]
+
+    def hook_write(folder: TargetFolder, files: Mapping[str, TargetFile]) -> None:
+        if path in files and path != UNLISTED and waiting:
+            waiting.pop()()
+        write(folder, files)
+
+    def hook_replace(folder: TargetFolder, name: str, content: bytes, version: str | None = None) -> None:
+        if path == name and waiting:
+            waiting.pop()()
+        replace(folder, name, content, version)
+
+    monkeypatch.setattr(TargetFolder, "_write", hook_write)
+    monkeypatch.setattr(TargetFolder, "replace", hook_replace)
+
+
+def fail(*_: object) -> None:
+    raise HostUnreachable("the network is down")
+
+
 @pytest.mark.parametrize("pauses_at", [UNLISTED, ENTRIES[0]], ids=["before a step", "during a step"])
+@pytest.mark.parametrize("is_first_load_interrupted", [False, True])
 def test_the_next_load_repairs_what_a_paused_process_wrote_after_another_process_took_its_target(
-    site: Site, monkeypatch: pytest.MonkeyPatch, pauses_at: str
+    site: Site, successor: Site, monkeypatch: pytest.MonkeyPatch, pauses_at: str, is_first_load_interrupted: bool
 ) -> None:
     site.deliver(1)
     site.publish(2)
-    write, replace, successor = (
-        TargetFolder._write,
-        TargetFolder.replace,
-        Site(site.root.with_name("other"), site.folder),
-    )
-    successor.open_target("successor")
-    pauses = [UNLISTED, ENTRIES[0]]
 
-    def pause(path: str) -> None:
-        if path == pauses_at and path in pauses:
-            pauses.clear()
-            successor.deliver(3)
+    def take_over() -> None:
+        if is_first_load_interrupted:
+            with monkeypatch.context() as patch, pytest.raises(HostUnreachable):
+                patch.setattr(TargetFolder, "get_each", fail)
+                successor.deliver(3)
+        successor.deliver(3)
 
-    def pause_before_write(folder: TargetFolder, files: Mapping[str, TargetFile]) -> None:
-        if ENTRIES[0] in files:
-            pause(ENTRIES[0])
-        write(folder, files)
-
-    def pause_before_replace(folder: TargetFolder, path: str, content: bytes, version: str | None = None) -> None:
-        pause(path)
-        replace(folder, path, content, version)
-
-    monkeypatch.setattr(TargetFolder, "_write", pause_before_write)
-    monkeypatch.setattr(TargetFolder, "replace", pause_before_replace)
+    run_once_before(pauses_at, take_over, monkeypatch)
     with pytest.raises((HostUnreachable, LockedByAnother)):
         site.follow()
     assert any(content.startswith(b"0002") for content in site.read_served().values())
     successor.follow()
     successor.assert_holds(3)
-    successor.close()
+
+
+@pytest.mark.parametrize("path", [UNLISTED, ENTRIES[0]], ids=["before a step", "during a step"])
+def test_a_step_does_not_remove_what_another_process_recorded_before_it_wrote_boot_scripts(
+    site: Site, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    site.deliver(1)
+    other, stray = TargetFolder(site.folder), "boot/v1/boot/stray/boot.ipxe"
+    record = partial(other.replace, UNLISTED, render_unlisted([ENTRIES[1], stray]))
+    run_once_before(path, record, monkeypatch)
+    with pytest.raises(HostUnreachable, match="another process wrote ops/unlisted.json"):
+        site.deliver(2)
+    for _ in range(2):  # the other process may write between any two loads
+        site.follow()
+        site.assert_holds(2)
+        for each in (ENTRIES[1], stray):
+            other.place([each], lambda _: TargetFile(b"0001 boot/o/1/outdated\n", 0), ())
+    site.follow()
+    site.assert_holds(2)
+    other.close()
+
+
+def test_after_an_interrupted_step_a_new_process_writes_boot_scripts_only_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.deliver(1)
+    run_once_before(HEAD, fail, monkeypatch)
+    with pytest.raises(HostUnreachable):
+        site.deliver(2)
+    site.open_target("another process")
+    assert site.follow() > 0
+    assert [site.follow() for _ in range(2)] == [0, 0]
+    site.assert_holds(2)
 
 
 def test_finding_m4_a_full_disk_replaces_no_boot_script_whose_content_is_absent(tmp_path: Path) -> None:
