@@ -570,6 +570,8 @@ class StoreTarget:
         Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
+        # List the shards before the claim. If this process pauses after the claim, the next process writes other shards.
+        shard_paths = store.names(_SHARDS)
         head = self._claim(store)
         unlisted_file = store.get(UNLISTED)
         found = self._read_target_content(store, head, unlisted_file)
@@ -577,7 +579,7 @@ class StoreTarget:
             self._contested_paths |= {path for path in found.unlisted_paths if not is_content(path)}
             self._last_unlisted = unlisted_file
         kept = {_shard_path(digest) for digest in head.shards.values()}
-        store.remove(path for path in store.names(_SHARDS) if path not in kept)
+        store.remove(path for path in shard_paths if path not in kept)
         return found
 
     def observe(self, hint: str) -> TargetContent | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
@@ -25,6 +25,7 @@ from gitboot.publish.targets.folder import TargetFolder, build_folder_opener
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
+    FileCallback,
     FileStore,
     FollowedTree,
     StoreTarget,
@@ -296,6 +297,23 @@ def test_a_step_does_not_remove_what_another_process_recorded_before_it_wrote_bo
     site.follow()
     site.assert_holds(2)
     other.close()
+
+
+def test_a_process_that_is_paused_in_a_load_does_not_remove_the_shards_of_the_next_process(
+    site: Site, successor: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.deliver(1)
+    get_each = TargetFolder.get_each
+
+    def pause(folder: TargetFolder, paths: Collection[str], on_file: FileCallback) -> None:
+        get_each(folder, paths, on_file)
+        monkeypatch.setattr(TargetFolder, "get_each", get_each)
+        successor.deliver(3)
+
+    monkeypatch.setattr(TargetFolder, "get_each", pause)
+    site.target.load()
+    successor.follow()
+    successor.assert_holds(3)
 
 
 def test_after_an_interrupted_step_a_new_process_writes_boot_scripts_only_once(
