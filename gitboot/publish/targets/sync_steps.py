@@ -401,7 +401,8 @@ class TargetStep(Struct, frozen=True, kw_only=True):
     shards: Mapping[str, bytes]  # the changed shards by number; empty: the shard is removed
     units: Mapping[str, ServerFiles | None]  # the changed servers; None: the server is gone
     unverified: frozenset[str]  # paths that are unverified until the head is written
-    unlisted_paths: frozenset[str]  # paths that stay on the target after the step although no shard lists them
+    # paths that stay on the target after the step although no shard lists them, or whose files stay unverified
+    unlisted_paths: frozenset[str]
 
 
 def plan_next_step(
@@ -470,7 +471,8 @@ def plan_next_step(
     obsolete_paths = (previous_files.keys() | target_content.unlisted_paths) - new_files.keys()
     existing_paths = {path for path in obsolete_paths if tree.has_file(path)}
     dropped_paths = {path for path in existing_paths if not is_content(path)}
-    # If another server on the target has the path now, the path moved to that server.
+    # If another server on the target has the path now, the path moved to that server. If the path is unverified, it
+    # stays unverified until that server is updated.
     other_shards = (
         read_shard(number) for number in target_content.head.shards if dropped_paths and number not in shards
     )
@@ -480,7 +482,7 @@ def plan_next_step(
         for unit in shard.values()
         for path in unit.files.keys() & dropped_paths
     }
-    kept_paths = existing_paths - moved_paths
+    kept_paths = existing_paths - (moved_paths - target_content.unlisted_paths)
     waiting_servers = removed_servers.intersection(changed).difference(chosen)
     waiting_paths = {
         path
@@ -560,8 +562,8 @@ class StoreTarget:
         self._ledger, self._heir_of, self._writer = ledger, heir_of, writer
         self._last_head: StoredFile | None = None  # the head that this process wrote or read last
         self._last_unlisted: StoredFile | None = None  # the `UNLISTED` file that this process wrote or read last
-        # The scripts that another process may still write if it was only paused. Each `load` compares these scripts with
-        # the shards.
+        # The scripts that another process may still write if it was only paused. Each `load` compares these scripts
+        # with the shards.
         self._contested_paths: frozenset[str] = frozenset()
 
     def load(self) -> TargetContent:
@@ -570,7 +572,7 @@ class StoreTarget:
         Raises `ForeignTree`, `LockedByAnother`, `PublishError` and `HostUnreachable`.
         """
         store = self._open()
-        # List the shards before the claim. If this process pauses after the claim, the next process writes other shards.
+        # List the shards before the claim, because the next process may write shards while this process is paused.
         shard_paths = store.names(_SHARDS)
         head = self._claim(store)
         unlisted_file = store.get(UNLISTED)

@@ -44,6 +44,7 @@ from gitboot.publish.targets.sync_steps import (
     TargetContent,
     TargetHead,
     TargetStep,
+    apply_step,
     build_server_files,
     build_target_content,
     find_shard_number,
@@ -304,6 +305,25 @@ def test_files_of_another_version_are_written_again(tmp_path: Path) -> None:
     )
     made_by = [plan_step(tmp_path, units, max_servers, head=head).head.gitboot for max_servers in (1, 99)]
     assert made_by == ["0.0.1", __version__], "some servers are left, and then none"
+
+
+def test_a_boot_script_of_an_interrupted_step_stays_unverified_until_gitboot_writes_it(tmp_path: Path) -> None:
+    publish(tmp_path, fleet(1))
+    tree, names = FollowedTree(tmp_path), [f"server-52-54-00-00-00-{number:02x}" for number in range(2)]
+    units = {name: ServerFiles("old", {ENTRY.format(number): "0" * 64}) for number, name in enumerate(names)}
+    shards = {find_shard_number(name): {name: units[name]} for name in names}
+    head = TargetHead(ledger="ours", commit="", gitboot=__version__, writer="", shards=dict.fromkeys(shards, "0" * 64))
+    content = build_target_content(head, shards.values(), [ENTRY.format(0)], gitboot=__version__)
+    glance = tree.read_summary()
+    assert glance is not None
+    for name, unlisted_paths, is_placed in ((names[1], {ENTRY.format(0)}, False), (names[0], set(), True)):
+        tree.urgent_servers = frozenset({name})
+        step = plan_next_step(tree, glance, content, lambda number: shards.get(number, {}), 1)
+        assert step is not None
+        assert step.units.keys() == {name}
+        assert step.unlisted_paths == unlisted_paths
+        assert (ENTRY.format(0) in step.placed) is is_placed
+        content = apply_step(content, step)
 
 
 def test_a_tree_that_changes_during_a_read_is_read_again(tmp_path: Path) -> None:
