@@ -155,7 +155,8 @@ def find_reference(remote: Remote, ref_ids: RefIds) -> str:
         names = [HEAD]
     elif is_range(reference):
         tags = [name.removeprefix("refs/tags/") for name in ref_ids if name.startswith("refs/tags/")]
-        names = [f"refs/tags/{find_highest_tag(parse_range(reference), tags)}"]
+        tag = find_highest_tag(parse_range(reference), tags)
+        names = [f"refs/tags/{tag}"] if tag is not None else []
     elif reference.startswith("refs/"):
         names = [reference]
     else:

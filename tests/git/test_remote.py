@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.errors import CorruptClone, SourceError, SourceRefused, UsageError
+from gitboot.errors import BranchMissing, CorruptClone, SourceError, SourceRefused, UsageError
 from gitboot.git import clone
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchProcess
@@ -185,6 +185,11 @@ HEADS = dict.fromkeys(
 )
 def test_a_reference_matches_exactly_one_ref(reference: str | None, ref: str) -> None:
     assert find_reference(Remote(url="x", reference=reference), HEADS) == ref
+
+
+def test_a_version_range_without_a_matching_tag_matches_no_ref() -> None:
+    with pytest.raises(BranchMissing, match=r"x has no tag with a version in the range \^1"):
+        find_reference(Remote(url="x", reference="^1"), dict.fromkeys(["refs/heads/main", "refs/tags/None"], "1" * 40))
 
 
 # Servers that serve
