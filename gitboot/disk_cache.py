@@ -70,7 +70,10 @@ def compute_program_digest() -> bytes:
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(set(folders) - {"__pycache__"})
         for name in sorted(names):
-            with open(os.path.join(folder, name), "rb") as file:
+            path = os.path.join(folder, name)
+            if not os.path.isfile(path):  # for example the dangling symlink that Emacs creates to lock a file
+                continue
+            with open(path, "rb") as file:
                 content = file.read()
             program.update(repr((folder[len(top) :], name, len(content))).encode() + content)
     # Include the names of all distributions in the libraries' folders. The names contain the versions.

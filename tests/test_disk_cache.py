@@ -592,6 +592,9 @@ def test_the_digest_of_a_program_depends_on_its_files_and_on_the_versions_of_its
     with (program / "gitboot" / "text.py").open("a") as file:
         file.write("# another\n")
     found.append(digest_of(program, libraries))
+    # Emacs creates such a symlink while a person edits a file
+    (program / "gitboot" / ".#text.py").symlink_to("user@host.1234:1700000000")
+    assert digest_of(program, libraries) == found[-1]
     (program / "gitboot" / "text.py").rename(program / "gitboot" / "sentences.py")
     found.append(digest_of(program, libraries))
     (program / "gitboot" / "endpoint" / "openapi.yaml").write_text("")
