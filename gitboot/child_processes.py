@@ -119,7 +119,9 @@ def run_for_output(command: Sequence[str], *, patience_s: float, max_bytes: int)
     try:
         output = _read_output(process, time.monotonic() + patience_s, max_bytes)
     except TimeoutError:
-        raise TimeoutError(f"{command[0]} was still running after {patience_s:.0f} s") from None
+        raise TimeoutError(
+            f"{command[0]} or a process that it started was still running after {patience_s:g} s"
+        ) from None
     finally:
         _kill_group(process)  # also kill processes that the program started and that still run
         _reap(process)
@@ -382,7 +384,9 @@ OUT_OF_MEMORY: Final = 12  # the exit status of a child that exceeded its memory
 def describe_exit(status: int) -> str:
     """Return a description of a child's unexpected exit."""
     how = f"was ended by {_format_signal(-status)}" if status < 0 else f"ended with exit status {status}"
-    return f"{how}. This is a bug in gitboot. See gitboot's log for details"
+    # the kernel ends a process with SIGKILL if the memory is exhausted
+    cause = "The host may be out of memory" if status == -signal.SIGKILL else "This is a bug in gitboot"
+    return f"{how}. {cause}. See gitboot's log for details"
 
 
 def _format_signal(number: int) -> str:

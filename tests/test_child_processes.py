@@ -73,9 +73,9 @@ def test_a_program_ends_with_the_thread_that_was_interrupted(tmp_path: Path, mon
 @for_each(
     ("status", "text"),
     [
-        (1, "ended with exit status 1."),
-        (-signal.SIGKILL, "was ended by SIGKILL."),
-        (-(signal.SIGRTMIN + 6), f"was ended by signal {signal.SIGRTMIN + 6}."),
+        (1, "ended with exit status 1. This is a bug in gitboot."),
+        (-signal.SIGKILL, "was ended by SIGKILL. The host may be out of memory."),
+        (-(signal.SIGRTMIN + 6), f"was ended by signal {signal.SIGRTMIN + 6}. This is a bug in gitboot."),
     ],
 )
 def test_the_end_of_a_child_is_described(status: int, text: str) -> None:
