@@ -131,14 +131,14 @@ def compare_identity(
     ``pinned`` is the identity that a BMC reported earlier at the same address. ``shared_values`` are values that
     several BMCs report (see `SharedIdentityValues.values`). gitboot ignores the shared values.
     """
-    if pinned is not None and (changes := _list_changes(document, pinned, reported)):
+    is_same = _is_same_machine(document.uuids, document.serials, reported, shared_values)
+    if pinned is not None and (changes := _list_changes(document, pinned, reported, is_same=is_same)):
         changed = ", ".join(changes)
         return IdentityChanged(
             message=f"the BMC reports a different identity than before: {changed}{_format_remedy(document, reported)}"
         )
     if pinned is not None and pinned.accepted:
         return SameMachine(accepted=True)
-    is_same = _is_same_machine(document.uuids, document.serials, reported, shared_values)
     document_text = _format_identity(document.uuid, document.serial)
     if is_same:
         return SameMachine()
@@ -260,19 +260,25 @@ def _is_real_serial(serial: str, shared_values: frozenset[str]) -> bool:
     return serial.upper() not in shared_values and not is_placeholder_serial(serial)
 
 
-def _list_changes(document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity) -> list[str]:
+def _list_changes(
+    document: DocumentIdentity, pinned: PinnedIdentity, reported: ReportedIdentity, *, is_same: bool | None
+) -> list[str]:
     """Describe each reported value that differs from both the value at the first contact and the value in the document.
 
-    A missing value counts as a change only if the other value is not the same as at the first contact, because BMCs
-    report fewer values while they start.
+    BMCs report fewer values while they start. Therefore, a missing value does not count as a change in two cases:
+
+    - The other value is the same as at the first contact.
+    - The document contains the missing value, and the other values belong to the machine in the document.
+
+    ``is_same`` is the result of `_is_same_machine` for the document and the reported identity.
     """
     uuid_is_same = _is_same_uuid(reported.uuid, pinned.uuid)
     serial_is_same = _is_same_serial(reported.serial, pinned.serial)
     changes = []
-    counts = reported.uuid is not None or not serial_is_same
+    counts = reported.uuid is not None or not (serial_is_same or (is_same and document.has_uuid(pinned.uuid)))
     if pinned.uuid is not None and not uuid_is_same and counts and not document.has_uuid(reported.uuid):
         changes.append(f"UUID {reported.uuid or 'none'} instead of {pinned.uuid}")
-    counts = reported.serial is not None or not uuid_is_same
+    counts = reported.serial is not None or not (uuid_is_same or (is_same and document.has_serial(pinned.serial)))
     if pinned.serial is not None and not serial_is_same and counts and not document.has_serial(reported.serial):
         current = f'"{reported.serial}"' if reported.serial is not None else "none"
         changes.append(f'serial {current} instead of "{pinned.serial}"')

@@ -278,6 +278,24 @@ def test_values_that_two_machines_report_prove_nothing() -> None:
             "UnprovenIdentity",
         ),
         ("another value instead", ReportedIdentity(uuid=OTHER), ReportedIdentity(serial="J4JMO72"), "IdentityChanged"),
+        (
+            "the serial of the document instead of its UUID",
+            ReportedIdentity(uuid=OURS),
+            ReportedIdentity(serial="j4jmo72"),
+            "SameMachine",
+        ),
+        (
+            "the UUID of the document instead of its serial",
+            ReportedIdentity(serial="J4JMO72"),
+            ReportedIdentity(uuid=OURS),
+            "SameMachine",
+        ),
+        (
+            "another serial instead of the document's UUID",
+            ReportedIdentity(uuid=OURS),
+            ReportedIdentity(serial="X6DCP93"),
+            "IdentityChanged",
+        ),
         ("a placeholder for another", SHOWS_NOTHING, ReportedIdentity(serial="Default string"), "IdentityChanged"),
     ],
 )
