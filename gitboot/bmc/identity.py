@@ -270,8 +270,11 @@ def _list_changes(
     - The other value is the same as at the first contact.
     - The document contains the missing value, and the other values belong to the machine in the document.
 
-    ``is_same`` is the result of `_is_same_machine` for the document and the reported identity.
+    ``is_same`` is the result of `_is_same_machine` for the document and the reported identity. If a person accepted a
+    BMC that reported no values, only an identity of another machine than the one in the document is a change.
     """
+    if pinned.accepted and pinned.uuid is None and pinned.serial is None:
+        return [f"{reported} instead of {NO_IDENTITY}"] if is_same is False else []
     uuid_is_same = _is_same_uuid(reported.uuid, pinned.uuid)
     serial_is_same = _is_same_serial(reported.serial, pinned.serial)
     changes = []

@@ -346,6 +346,28 @@ def test_an_operator_accepts_the_current_identity_and_no_later_one() -> None:
     )
 
 
+@for_each(
+    ("case", "reported", "result"),
+    [
+        ("still nothing", ReportedIdentity(), "SameMachine"),
+        ("the document's UUID", SHOWS_BOTH, "SameMachine"),
+        ("the document's UUID and another serial", structs.replace(SHOWS_OTHER, uuid=OURS), "SameMachine"),
+        ("placeholders", structs.replace(SHOWS_NOTHING, uuid=UNSET), "SameMachine"),
+        ("another machine", SHOWS_OTHER, "IdentityChanged"),
+    ],
+)
+def test_an_operator_who_accepts_a_missing_identity_accepts_no_other_machine(
+    case: str, reported: ReportedIdentity, result: str
+) -> None:
+    pinned = accept_identity(_make_pin(ReportedIdentity()), at=NOW)
+    for _ in range(2):  # the stored identity stays the accepted one
+        identified = compare_identity(BY_UUID, reported, pinned=pinned)
+        assert _name_result(identified) == result, case
+        pinned = update_pinned_identity(reported, identified, pinned=pinned, place=PLACE, at=NOW)
+    pinned = accept_identity(pinned, at=NOW)
+    assert compare_identity(BY_UUID, reported, pinned=pinned) == SameMachine(accepted=True)
+
+
 def test_an_operator_accepts_a_machine_that_was_another_one_from_the_first_read() -> None:
     another = compare_identity(BY_UUID, SHOWS_OTHER)
     kept = update_pinned_identity(SHOWS_OTHER, another, pinned=None, place=PLACE, at=NOW)
