@@ -131,6 +131,7 @@ def compare_identity(
     ``pinned`` is the identity that a BMC reported earlier at the same address. ``shared_values`` are values that
     several BMCs report (see `SharedIdentityValues.values`). gitboot ignores the shared values.
     """
+    reported = _replace_missing_report(reported, pinned)
     is_same = _is_same_machine(document.uuids, document.serials, reported, shared_values)
     if pinned is not None and (changes := _list_changes(document, pinned, reported, is_same=is_same)):
         changed = ", ".join(changes)
@@ -152,6 +153,16 @@ def compare_identity(
     )
 
 
+def _replace_missing_report(reported: ReportedIdentity, pinned: PinnedIdentity | None) -> ReportedIdentity:
+    """Return the changed identity that a BMC reported last if it reports no values now, and otherwise ``reported``.
+
+    BMCs report no values while they start, also the BMC of another machine.
+    """
+    if pinned is None or pinned.changed is None or reported.uuid is not None or reported.serial is not None:
+        return reported
+    return pinned.changed
+
+
 def are_different_systems(before: ReportedIdentity, after: ReportedIdentity) -> bool:
     """Return whether two reported identities definitely belong to different systems."""
     uuids = (before.uuid,) if before.uuid is not None else ()
@@ -171,7 +182,7 @@ def update_pinned_identity(
     if pinned is None or pinned.place != place:
         return PinnedIdentity(uuid=reported.uuid, serial=reported.serial, at=at, place=place)
     if isinstance(result, IdentityChanged):
-        updated = structs.replace(pinned, changed=structs.replace(reported, sku=None))
+        updated = structs.replace(pinned, changed=structs.replace(_replace_missing_report(reported, pinned), sku=None))
     else:
         updated = structs.replace(
             pinned, uuid=reported.uuid or pinned.uuid, serial=reported.serial or pinned.serial, changed=None

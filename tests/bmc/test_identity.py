@@ -368,6 +368,28 @@ def test_an_operator_who_accepts_a_missing_identity_accepts_no_other_machine(
     assert compare_identity(BY_UUID, reported, pinned=pinned) == SameMachine(accepted=True)
 
 
+@for_each(
+    ("first", "other"),
+    [
+        (ReportedIdentity(uuid=OURS), ReportedIdentity(uuid=OTHER)),
+        (ReportedIdentity(serial="J4JMO72"), ReportedIdentity(serial="X6DCP93")),
+        (SHOWS_BOTH, SHOWS_OTHER),
+        (ReportedIdentity(), SHOWS_OTHER),
+    ],
+)
+def test_a_bmc_of_another_machine_that_reports_nothing_while_it_starts_stays_another(
+    first: ReportedIdentity, other: ReportedIdentity
+) -> None:
+    pinned = accept_identity(_make_pin(first), at=NOW)
+    for reported in (other, ReportedIdentity(), other):
+        identified = compare_identity(BY_BOTH, reported, pinned=pinned)
+        assert isinstance(identified, IdentityChanged)
+        pinned = update_pinned_identity(reported, identified, pinned=pinned, place=PLACE, at=NOW)
+        assert pinned.latest_identity == other
+    identified = compare_identity(BY_BOTH, SHOWS_BOTH, pinned=pinned)
+    assert update_pinned_identity(SHOWS_BOTH, identified, pinned=pinned, place=PLACE, at=NOW).changed is None
+
+
 def test_an_operator_accepts_a_machine_that_was_another_one_from_the_first_read() -> None:
     another = compare_identity(BY_UUID, SHOWS_OTHER)
     kept = update_pinned_identity(SHOWS_OTHER, another, pinned=None, place=PLACE, at=NOW)
