@@ -383,7 +383,7 @@ class Mirror:
         """
         if os.path.lexists(os.path.join(self._folder, SIGNED, TIMESTAMP)):
             return None
-        return next((path for path in iterate_paths(self._folder) if not self._is_kept(path)), None)
+        return next((path for path in iterate_paths(self._folder) if not self._matches_kept_pattern(path)), None)
 
     def read_tree(self, root: str, keys: Sequence[bytes]) -> Tree:
         """Read the tree in a folder, and verify its list. Raises `ListProblem`."""
@@ -438,7 +438,7 @@ class Mirror:
         self._state.save()
         now = self._state.now(self._clock())
         ended = {path for path, ending in tree.endings.items() if ending.since <= now}
-        kept = [path for path in iterate_paths(self.staging) if self._is_kept(path) and path not in files]
+        kept = [path for path in iterate_paths(self.staging) if self._is_served_unlisted(path) and path not in files]
         folders: Set[str] = set()
         for path in [*kept, *sorted(files, key=tree.sort_key)]:
             if path not in ended:
@@ -459,7 +459,8 @@ class Mirror:
             if folder != self._folder and not is_staged and not os.listdir(folder):
                 os.rmdir(folder)
 
-    def _is_kept(self, path: str) -> bool:
+    def _is_served_unlisted(self, path: str) -> bool:
+        """Return whether the mirror serves a staged file at this path even if the list does not name the file."""
         return _CONTENT.match(path) is not None or self._matches_kept_pattern(path)
 
     def _matches_kept_pattern(self, path: str) -> bool:

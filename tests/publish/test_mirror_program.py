@@ -412,12 +412,29 @@ def test_a_window_that_a_commit_removed_ends_even_if_its_copy_was_interrupted(
     assert host.boots() == ENDED
 
 
-def test_a_folder_with_other_files_is_not_changed(host: MirrorHost, capsys: pytest.CaptureFixture[str]) -> None:
-    other = host.served / "index.html"
+@pytest.mark.parametrize(
+    "path", ["index.html", "media/holiday.mkv", "o/backup.tar", "v1/boot/web1/data/notes", "nocloud/web1/data/notes"]
+)
+def test_a_folder_with_other_files_is_not_changed(
+    host: MirrorHost, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    (host.served / "assets").mkdir()
+    (host.served / "assets/linux").write_text("placed by a person")
+    other = host.served / path
+    other.parent.mkdir(parents=True, exist_ok=True)
     other.write_text("another site")
     assert host.run(INSIDE) == 1
-    assert "--to: the folder contains index.html" in capsys.readouterr().err
-    assert {path.name for path in host.served.iterdir()} == {"index.html"}
+    assert f"--to: the folder contains {path}" in capsys.readouterr().err
+    assert host.contents().keys() == {"assets/linux", path}
+
+
+def test_the_first_copy_keeps_assets_and_the_files_of_keep(host: MirrorHost) -> None:
+    for path in ("assets/linux", "media/holiday.mkv"):
+        (host.served / path).parent.mkdir()
+        (host.served / path).write_text("placed by a person")
+    assert host.run(INSIDE, "--keep=media/*") == 0
+    assert host.run(INSIDE + SECOND, "--keep=media/*") == 0
+    assert host.contents().keys() > {"assets/linux", "media/holiday.mkv", CONTENT}
 
 
 # Possible contents of a state file.
