@@ -99,9 +99,11 @@ def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree]:
     with _open_private_folder(disk) as private_folder:
         with _make_fresh_folder(disk, private_folder) as folder:
             yield NewTree(disk, folder, int(at.timestamp()))
+            with _convert_errors_at(disk.root / PRIVATE_FOLDER):
+                durable_files.syncfs(private_folder)
+                os.rename(_FRESH_NAME, _READY_NAME, src_dir_fd=private_folder, dst_dir_fd=private_folder)
+        with _convert_errors_at(disk.root / PRIVATE_FOLDER):
             durable_files.syncfs(private_folder)
-            os.rename(_FRESH_NAME, _READY_NAME, src_dir_fd=private_folder, dst_dir_fd=private_folder)
-        durable_files.syncfs(private_folder)
     finish_first_publication(disk)
 
 
@@ -112,7 +114,7 @@ def finish_first_publication(disk: Disk) -> bool:
     """
     if disk.lstat(PRIVATE_FOLDER) is None:
         return False
-    with _open_private_folder(disk) as private_folder:
+    with _open_private_folder(disk) as private_folder, _convert_errors_at(disk.root / PRIVATE_FOLDER):
         with suppress(FileNotFoundError):
             shutil.rmtree(_FRESH_NAME, dir_fd=private_folder)
         if disk.lstat(READY) is None:
@@ -127,34 +129,38 @@ def finish_first_publication(disk: Disk) -> bool:
 
 @contextmanager
 def _open_private_folder(disk: Disk) -> Iterator[int]:
-    """Yield a file descriptor for gitboot's private folder in the tree.
-
-    Convert an OSError in the block to a PublishError.
-    """
-    try:
+    """Yield a file descriptor for gitboot's private folder in the tree, creating the folder if needed."""
+    with _convert_errors_at(disk.root / PRIVATE_FOLDER):
         private_folder = os.dup(disk.folders.make(PRIVATE_FOLDER))
-        try:
-            yield private_folder
-        finally:
-            os.close(private_folder)
-    except OSError as error:
-        raise to_publish_error(disk.root / PRIVATE_FOLDER, error) from error
+    try:
+        yield private_folder
+    finally:
+        os.close(private_folder)
 
 
 @contextmanager
 def _make_fresh_folder(disk: Disk, private_folder: int) -> Iterator[int]:
     """Yield a file descriptor for a new folder in gitboot's private folder. Remove the folder at the end."""
-    os.mkdir(_FRESH_NAME, disk.modes.folder, dir_fd=private_folder)
-    try:
-        with _open_folder(_FRESH_NAME, private_folder) as folder:
-            yield folder
-    finally:  # after a success, `create_tree` has renamed the folder
-        with suppress(OSError):
-            shutil.rmtree(_FRESH_NAME, dir_fd=private_folder)
+    with ExitStack() as stack:
+        with _convert_errors_at(disk.root / FRESH):
+            os.mkdir(_FRESH_NAME, disk.modes.folder, dir_fd=private_folder)
+            # after a success, `create_tree` has renamed the folder
+            stack.callback(shutil.rmtree, _FRESH_NAME, ignore_errors=True, dir_fd=private_folder)
+            folder = stack.enter_context(_open_folder(_FRESH_NAME, private_folder))
+        yield folder
 
 
 def _open_folder(name: str, folder: int) -> AbstractContextManager[int]:
     return open_descriptor(name, os.O_RDONLY | os.O_DIRECTORY, folder=folder)
+
+
+@contextmanager
+def _convert_errors_at(path: Path) -> Iterator[None]:
+    """Convert an OSError in the block to a `PublishError` that contains the path."""
+    try:
+        yield
+    except OSError as error:
+        raise to_publish_error(path, error) from error
 
 
 # the source and the destination are on different mounts
@@ -164,22 +170,24 @@ _OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})
 def _can_move_folders(disk: Disk) -> bool:
     """Return whether folders can be renamed from gitboot's private folder into the tree.
 
-    A mount below the tree may prevent this. Raises PublishError if the function cannot create a folder.
+    A mount below the tree may prevent this. Raises PublishError if a folder is not writable.
     """
     with ExitStack() as stack:
         private_folder = stack.enter_context(_open_private_folder(disk))
         new_folder = stack.enter_context(_make_fresh_folder(disk, private_folder))
-        folder, name = disk.folders.root, "boot"
-        with suppress(FileNotFoundError):
-            folder, name = stack.enter_context(_open_folder("boot", folder)), "o"
-        os.mkdir(name, 0o700, dir_fd=new_folder)
-        try:
-            os.rename(name, name, src_dir_fd=new_folder, dst_dir_fd=folder)
-        except OSError as error:
-            if error.errno not in _OTHER_MOUNT_ERRORS:
-                raise
-            return False
-        os.rmdir(name, dir_fd=folder)
+        folder, name, path = disk.folders.root, "boot", disk.root
+        with _convert_errors_at(disk.root / "boot"), suppress(FileNotFoundError):
+            folder, name, path = stack.enter_context(_open_folder("boot", folder)), "o", disk.root / "boot"
+        with _convert_errors_at(disk.root / FRESH):
+            os.mkdir(name, 0o700, dir_fd=new_folder)
+        with _convert_errors_at(path):
+            try:
+                os.rename(name, name, src_dir_fd=new_folder, dst_dir_fd=folder)
+            except OSError as error:
+                if error.errno not in _OTHER_MOUNT_ERRORS:
+                    raise
+                return False
+            os.rmdir(name, dir_fd=folder)
     return True
 
 
@@ -193,19 +201,16 @@ def _merge_folders(source: int, target: int, root: Path, folder: str = "") -> No
     moves content first, then boot scripts, then first scripts, and the manifest last. Every publication uses this
     order. Raises PublishError if a path cannot be moved, for example because a folder would replace a file.
     """
-    existing_names = frozenset(os.listdir(target))
-    for name in sorted(
-        os.listdir(source), key=lambda name: (name == _MANIFEST_NAME, find_move_order(folder + name), name)
-    ):
-        if name in existing_names and _is_folder(name, source) and _is_folder(name, target):
-            with _open_folder(name, source) as source_folder, _open_folder(name, target) as target_folder:
-                _merge_folders(source_folder, target_folder, root, f"{folder}{name}/")
-            os.rmdir(name, dir_fd=source)
-            continue
-        try:
-            os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
-        except OSError as error:
-            raise to_publish_error(root / folder / name, error) from error
+    with _convert_errors_at(root / folder):
+        existing_names, new_names = frozenset(os.listdir(target)), os.listdir(source)
+    for name in sorted(new_names, key=lambda name: (name == _MANIFEST_NAME, find_move_order(folder + name), name)):
+        with _convert_errors_at(root / folder / name):
+            if name in existing_names and _is_folder(name, source) and _is_folder(name, target):
+                with _open_folder(name, source) as source_folder, _open_folder(name, target) as target_folder:
+                    _merge_folders(source_folder, target_folder, root, f"{folder}{name}/")
+                os.rmdir(name, dir_fd=source)
+            else:
+                os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
 def _is_folder(name: str, folder: int) -> bool:
@@ -256,10 +261,8 @@ class NewTree:
         """
         for path, content in contents.items():
             if content is not None:
-                try:
+                with _convert_errors_at(self._disk.root / path):
                     self._write(path, content)
-                except OSError as error:
-                    raise to_publish_error(self._disk.root / path, error) from error
 
     def _write(self, path: str, content: bytes) -> None:
         self._make_folder(split_path(path)[0])

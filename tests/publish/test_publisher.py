@@ -24,7 +24,7 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish import durable_files
 from gitboot.publish.durable_files import Disk, staging_path
-from gitboot.publish.first_publication import READY
+from gitboot.publish.first_publication import FRESH, READY
 from gitboot.publish.manifest import TreeOrigin, find_leaf, leaf_path, node_path, render_listing
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview, PublicationResult
 from gitboot.publish.tree_changes import GRACE
@@ -760,14 +760,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from gitboot.errors import PublishError
 from gitboot.publish.publisher import OutputDirectory
+from gitboot.render.paths import File
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 try:
-    OutputDirectory.open(Path(sys.argv[1]), ledger="ours")
+    with OutputDirectory.open(Path(sys.argv[1]), ledger="ours") as directory:
+        shared = {"boot/boot.ipxe": File(b"")}
+        directory.publish({}, shared, complete=True, commit="c0ffee", at=datetime.now(UTC))
 except PublishError as error:
     print(error)
 """
+
+
+def publish_as_nobody(root: Path) -> str:
+    """Publish as a user who does not own the tree. Return the error message."""
+    command = [sys.executable, "-c", PUBLISH_AS_NOBODY, str(root)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
 
 
 def test_a_path_that_is_not_writable_is_an_error_with_a_hint() -> None:
@@ -776,11 +785,36 @@ def test_a_path_that_is_not_writable_is_an_error_with_a_hint() -> None:
         Path(folder).chmod(0o755)
         publish(root, make_tree())
         (root / LOCK).chmod(0o444)
-        said = subprocess.run(
-            [sys.executable, "-c", PUBLISH_AS_NOBODY, str(root)], cwd=ROOT, capture_output=True
-        ).stdout
-        assert said.decode() == f"{root / LOCK}: Permission denied (give write access to the user that runs gitboot)\n"
+        hint = "Permission denied (give write access to the user that runs gitboot)"
+        assert publish_as_nobody(root) == f"{root / LOCK}: {hint}\n"
         assert verify_tree(root) == ()
+
+
+@pytest.mark.parametrize("unwritable", ["boot", ""])
+def test_a_first_publication_names_the_folder_that_is_not_writable(unwritable: str) -> None:
+    with TemporaryDirectory() as folder:
+        root = Path(folder) / "out"
+        Path(folder).chmod(0o755)
+        for path in ("", "ops", unwritable):
+            (root / path).mkdir(exist_ok=True)
+            (root / path).chmod(0o555 if path == unwritable else 0o777)
+        hint = "Permission denied (give write access to the user that runs gitboot)"
+        assert publish_as_nobody(root) == f"{root / unwritable}: {hint}\n"
+
+
+def test_a_first_publication_does_not_rename_an_error_that_is_not_about_its_files(root: Path) -> None:
+    def report_progress(done: int, total: int) -> None:
+        if total > 1:
+            raise PermissionError(errno.EACCES, "Permission denied", "elsewhere")
+
+    with (
+        OutputDirectory.open(root, ledger="ours", report_progress=report_progress) as directory,
+        pytest.raises(PermissionError, match="elsewhere"),
+    ):
+        publish_files(directory, make_tree(), commit="c0ffee", at=AT)
+    assert not (root / FRESH).exists()
+    assert publish(root, make_tree()).first_files
+    assert verify_tree(root) == ()
 
 
 @pytest.fixture
