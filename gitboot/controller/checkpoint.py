@@ -230,6 +230,9 @@ class Checkpoint:
             return None
 
 
+Rows = Iterable[tuple[str, Any]]
+
+
 class _Chunks:
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
@@ -357,9 +360,6 @@ def _find_changed_machines(checkpoint: _StoredCheckpoint, snapshot: LedgerSnapsh
         found |= commit_machines.keys() ^ snapshot.accepted_machines
         found |= {uuid for uuid, each in commit_machines.items() if ledger_machines.get(uuid) != each}
     return frozenset(found)
-
-
-Rows = Iterable[tuple[str, Any]]
 
 
 def _build_tables(state: InstanceState, commit: Commit, tree: Inventory) -> dict[str, Rows]:

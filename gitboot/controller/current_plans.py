@@ -40,6 +40,10 @@ Key = TypeVar("Key", bound=str)
 Value = TypeVar("Value")
 
 
+_RESORT_SHARE: Final = 16  # re-sort the whole queue if more than one in this many keys moved
+_RETRY: Final = timedelta(seconds=5)
+
+
 class DueQueue(Struct, Generic[Key], frozen=True):
     """An immutable set of keys with due times. `reschedule` returns a new agenda."""
 
@@ -376,10 +380,6 @@ def _list_counted_values(state: ServerState) -> Iterator[tuple[str, str]]:
     if (progress := state.progress) is not None:
         yield "installing", f"{progress.state}/{progress.step}"
     yield from (("drift", each) for each in find_drift(state.decision, state.record))
-
-
-_RESORT_SHARE: Final = 16  # re-sort the whole queue if more than one in this many keys moved
-_RETRY: Final = timedelta(seconds=5)
 
 
 class WindowWatch:

@@ -99,6 +99,9 @@ _APIS: Final = {
 }
 
 
+_PROOF_BYTES: Final = 12  # leading bytes of an HMAC-SHA-256; a description has no room for more
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitVerdict:
     """An instance's verdict on a commit, as reported in a commit status."""
@@ -128,9 +131,6 @@ class CommitVerdict:
         ledger_text = f" (ledger {self.ledger}, change {self.change}{proof})"
         max_length = _MAX_DESCRIPTION - len(ledger_text)
         return (self.says if len(self.says) <= max_length else f"{self.says[: max_length - 1]}…") + ledger_text
-
-
-_PROOF_BYTES: Final = 12  # leading bytes of an HMAC-SHA-256; a description has no room for more
 
 
 class KnownChanges(NamedTuple):

@@ -108,6 +108,9 @@ class TargetState(Struct, frozen=True, kw_only=True):
         )
 
 
+_MAX_SHOWN: Final = 50  # servers per list: keeps the status, which each reconcile writes, below about 50 KB
+
+
 class InstanceState(Struct, frozen=True, kw_only=True):
     """The state of an instance: accepted commit, knowledge, plans, publication, BMC schedule and conditions."""
 
@@ -291,9 +294,6 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             ),
             default=None,
         )
-
-
-_MAX_SHOWN: Final = 50  # servers per list: keeps the status, which each reconcile writes, below about 50 KB
 
 
 def can_plan(snapshot: LedgerSnapshot, commit: Commit) -> bool:

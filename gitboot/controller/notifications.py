@@ -69,6 +69,9 @@ class DeliveryPositions:
                 files.write_atomically(self._file, json.dumps(content).encode() + b"\n")
 
 
+MAX_EVENTS: Final = 20  # maximum number of events listed in one notice
+
+
 class _PendingNotice(Struct):
     due: float  # when to send the pile, in monotonic time
     first: int
@@ -246,6 +249,9 @@ def _read_events(ledger: Path, output: Path, position: int) -> list[StoredEvent]
 _APPRISE_S: Final = 60.0  # deadline per notice, because apprise may send several requests, each with its own timeout
 
 
+_MAX_MESSAGE: Final = 500  # maximum length of one message in the text of a notice
+
+
 class Notice(Struct, frozen=True, kw_only=True):
     """A notice about events of one type. The oldest event comes first."""
 
@@ -285,9 +291,6 @@ class Notice(Struct, frozen=True, kw_only=True):
             flat = one_line(each.message)
             lines.append(f"{each.at} {flat if len(flat) <= _MAX_MESSAGE else f'{flat[: _MAX_MESSAGE - 1]}…'}")
         return "\n".join(filter(None, (*lines, format_omitted(self.number - len(self.events)))))
-
-
-_MAX_MESSAGE: Final = 500  # maximum length of one message in the text of a notice
 
 
 class Level(IntEnum):
@@ -552,6 +555,3 @@ class _ReceiverTable(Struct, frozen=True):
 
     def _make_error(self, problem: str) -> UsageError:
         return UsageError(f"{self.file}: receivers.{self.name}: {problem}")
-
-
-MAX_EVENTS: Final = 20  # maximum number of events listed in one notice

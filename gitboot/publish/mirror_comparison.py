@@ -251,6 +251,15 @@ class FolderMirror:
                     yield MirrorFinding(path=path, fault=MirrorFault.WRONG, message=message)
 
 
+UNKNOWN_MACHINE: Final = "v1/boot/02-00-00-00-00-00/boot.ipxe"  # a MAC address that no network card has
+PRIVATE: Final = {
+    "ops/manifest.json": "files in ops/ are for operators, and contain tokens and secrets",
+    "": "a directory listing may show every machine",
+}
+# if gitboot no longer publishes a kind of path, it checks this kind for at least so many identities
+SAMPLE_SIZE: Final = 100
+
+
 class WebMirror:
     """A mirror behind a web server.
 
@@ -663,14 +672,6 @@ def may_be_cached(cache_control: str) -> bool:
 
 
 # Paths that are not published
-
-UNKNOWN_MACHINE: Final = "v1/boot/02-00-00-00-00-00/boot.ipxe"  # a MAC address that no network card has
-PRIVATE: Final = {
-    "ops/manifest.json": "files in ops/ are for operators, and contain tokens and secrets",
-    "": "a directory listing may show every machine",
-}
-# if gitboot no longer publishes a kind of path, it checks this kind for at least so many identities
-SAMPLE_SIZE: Final = 100
 
 
 def find_leftover_paths(paths: Iterable[str]) -> tuple[str, ...]:

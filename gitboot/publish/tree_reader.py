@@ -534,6 +534,9 @@ def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
     return StopNotice(StopOrder("somebody", f"{path} cannot be read", everything=False), at)
 
 
+_TYPE: Final = "InstallsAllowed"
+
+
 def add_stop_condition(conditions: Iterable[Mapping[str, Any]], stop: StopNotice | None) -> list[dict[str, Any]]:
     """Return an instance's conditions, updated for a stop that was ordered after the instance wrote them."""
     found = [dict(each) for each in conditions]
@@ -548,6 +551,3 @@ def add_stop_condition(conditions: Iterable[Mapping[str, Any]], stop: StopNotice
         "remedy": find_remedy(_TYPE, "Stopped"),
     }
     return sorted([*(each for each in found if each["type"] != _TYPE), facts], key=lambda each: str(each["type"]))
-
-
-_TYPE: Final = "InstallsAllowed"

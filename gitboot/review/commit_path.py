@@ -112,6 +112,9 @@ class _AckPosition(Struct, frozen=True):
         return self.ack.id if self.ack.content else self
 
 
+_AckKey = _AckPosition | str | tuple[str, str]  # each acknowledgement is used only once on a path
+
+
 class _PartialPath(Struct, frozen=True):
     steps: tuple[PathStep, ...] = ()
     used: frozenset[_AckKey] = frozenset()
@@ -240,9 +243,6 @@ class _PathSearch:
             )
             if step.verdict.held:
                 yield step
-
-
-_AckKey = _AckPosition | str | tuple[str, str]  # each acknowledgement is used only once on a path
 
 
 def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[tuple[U, int]]]) -> dict[U, int]:

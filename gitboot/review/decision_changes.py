@@ -120,6 +120,11 @@ class BmcChange(Struct, frozen=True, kw_only=True):
     new: BmcAccess | None
 
 
+_IDENTITY_REASONS: Final = frozenset(
+    {ReinstallReason.ADDRESS, ReinstallReason.UUID, ReinstallReason.NAME, ReinstallReason.NID, ReinstallReason.SERIAL}
+)  # identities
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Changes:
     """All changes between two commits. Each list is sorted by name."""
@@ -397,11 +402,6 @@ def _compare_server(
         effects=find_effects(old, new, found, reinstalls),
         unknown=unknown,
     )
-
-
-_IDENTITY_REASONS: Final = frozenset(
-    {ReinstallReason.ADDRESS, ReinstallReason.UUID, ReinstallReason.NAME, ReinstallReason.NID, ReinstallReason.SERIAL}
-)  # identities
 
 
 def _describe_servers(

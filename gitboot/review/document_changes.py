@@ -59,16 +59,16 @@ def affects_all_files(change: SharedChange) -> bool:
     return old != new or change.old["evidence"] != change.new["evidence"]
 
 
-def _select_boot_outputs(outputs: object) -> set[object]:
-    assert isinstance(outputs, list)  # noqa: S101 - `_get_shared_fields` wrote it
-    return {*outputs} - _WITHOUT_BOOT_FILES
-
-
 # A change of these outputs does not change files that machines boot. `mirror` changes URLs, but decisions contain the
 # URLs.
 _WITHOUT_BOOT_FILES: Final = frozenset(
     {Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY, Output.INVENTORY, Output.MIRROR, Output.PAGES}
 )
+
+
+def _select_boot_outputs(outputs: object) -> set[object]:
+    assert isinstance(outputs, list)  # noqa: S101 - `_get_shared_fields` wrote it
+    return {*outputs} - _WITHOUT_BOOT_FILES
 
 
 def affects_ledger(change: SharedChange) -> bool:
@@ -78,6 +78,10 @@ def affects_ledger(change: SharedChange) -> bool:
     old_ledgers, new_ledgers = (each.get("ledgers", {}) for each in (change.old, change.new))
     is_replaced = change.old["ledger"] is not None and change.old["ledger"] != change.new["ledger"]
     return is_replaced or any(new_ledgers.get(site) != ledger for site, ledger in old_ledgers.items())
+
+
+# gitboot does not render these outputs from decisions alone.
+_HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY, Output.PXELINUX})
 
 
 def _get_shared_fields(
@@ -105,10 +109,6 @@ def _get_shared_fields(
             else {}
         ),
     }
-
-
-# gitboot does not render these outputs from decisions alone.
-_HOST_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY, Output.PXELINUX})
 
 
 def _get_network_fields(

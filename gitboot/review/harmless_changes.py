@@ -198,6 +198,11 @@ def _find_preconditions(maintenance: MaintenanceDecision) -> Preconditions:
     )
 
 
+_PARKED: Final = (Lifecycle.ACTIVE, Lifecycle.PARKED)
+_COMPARED: Final = frozenset({"lifecycle", "provision", "policy", "maintenances", "stopped", "withheld"})
+_get_compared_fields: Final = attrgetter(*sorted({each.name for each in fields(Decision) if each.compare} - _COMPARED))
+
+
 def is_harmless(old: Decision, new: Decision) -> bool:
     """Return whether the new decision offers only boots that the old decision also offered.
 
@@ -233,9 +238,8 @@ def _is_demand_covered(demand: Demand, spans: list[DemandSpan]) -> bool:
     )
 
 
-_PARKED: Final = (Lifecycle.ACTIVE, Lifecycle.PARKED)
-_COMPARED: Final = frozenset({"lifecycle", "provision", "policy", "maintenances", "stopped", "withheld"})
-_get_compared_fields: Final = attrgetter(*sorted({each.name for each in fields(Decision) if each.compare} - _COMPARED))
+# in order, the weakest condition first
+_OVERRIDES: Final = (OverrideMode.NONE, OverrideMode.ONCE, OverrideMode.CONTINUOUS)
 
 
 def _is_narrower_demand(demand: Demand, other: Demand) -> bool:
@@ -258,7 +262,3 @@ def _is_narrower_demand(demand: Demand, other: Demand) -> bool:
     if not demand.writes_disk and not covers_condition(demand.condition, other.condition):
         return False  # for some records, the disk would replace a boot that writes no disk
     return _OVERRIDES.index(demand.override) <= _OVERRIDES.index(other.override)
-
-
-# in order, the weakest condition first
-_OVERRIDES: Final = (OverrideMode.NONE, OverrideMode.ONCE, OverrideMode.CONTINUOUS)

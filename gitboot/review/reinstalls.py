@@ -127,6 +127,9 @@ def _is_already_offered(demand: Demand, spans: list[DemandSpan]) -> bool:
     )
 
 
+_KEYED_MODES: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
+
+
 def _find_policy_reinstalls(old: Decision, new: Decision, old_demand: Demand) -> list[Reinstall]:
     before, after = old.policy, new.policy
     assert after is not None  # noqa: S101 - it asks for a boot
@@ -218,18 +221,6 @@ def wants_install(decision: Decision) -> bool:
     return any(each.boot is not None and each.boot.writes_disk for each in decision.maintenances)
 
 
-_KEYED_MODES: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
-
-
-def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
-    """Return whether a record could show that a server is already installed, so that gitboot would not reinstall it.
-
-    A machine's record shows which installations the machine has had because of its policy. The record does not show the
-    boots of other machines, or whether an image really does not write disks.
-    """
-    return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
-
-
 RAISED_NUMBERS: Final = frozenset(
     {ReinstallReason.PROVISION, ReinstallReason.ATTEMPTS, ReinstallReason.BOOTS}
 )  # for these reasons, a record rarely shows that the server is already installed
@@ -245,6 +236,15 @@ _POLICY_REASONS: Final = RAISED_NUMBERS | {
         ReinstallReason.UNCOVERED,
     ),
 }
+
+
+def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
+    """Return whether a record could show that a server is already installed, so that gitboot would not reinstall it.
+
+    A machine's record shows which installations the machine has had because of its policy. The record does not show the
+    boots of other machines, or whether an image really does not write disks.
+    """
+    return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
 
 
 class GainedIdentity(NamedTuple):
@@ -263,6 +263,16 @@ class GainedIdentity(NamedTuple):
         return self.kind, self.value
 
 
+_IDENTITY_NAMES: Final = {
+    ReinstallReason.MAC: "MAC address",
+    ReinstallReason.SERIAL: "serial number",
+    ReinstallReason.ADDRESS: "address",
+    ReinstallReason.UUID: "UUID",
+    ReinstallReason.NAME: "name",
+    ReinstallReason.NID: "nid",
+}
+
+
 class Inheritance(NamedTuple):
     """An identity that lets a possibly installed machine get the install boots of another server."""
 
@@ -274,16 +284,6 @@ class Inheritance(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.server} gets {self.value}, the {_IDENTITY_NAMES[ReinstallReason(self.kind)]} of {self.machine}"
-
-
-_IDENTITY_NAMES: Final = {
-    ReinstallReason.MAC: "MAC address",
-    ReinstallReason.SERIAL: "serial number",
-    ReinstallReason.ADDRESS: "address",
-    ReinstallReason.UUID: "UUID",
-    ReinstallReason.NAME: "name",
-    ReinstallReason.NID: "nid",
-}
 
 
 class DescribedServer(NamedTuple):

@@ -379,6 +379,14 @@ def hide_decision_secrets(decision: Decision) -> Decision:
     return replace(decision, policy=policy, maintenances=maintenances)
 
 
+_DECODED: Final = "decoded from base64"
+_DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url writes
+
+
+# an escaped line end inside a string, except at the end of the string
+_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')
+
+
 def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
     """Format JSON and the JSON texts in it on several lines, so that diffs are readable. Other text stays unchanged.
 
@@ -392,10 +400,6 @@ def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
     except (ValueError, RecursionError):
         return text
     return _LINE_END.sub(r"\g<0>" + "\n", laid_out) + "\n"
-
-
-_DECODED: Final = "decoded from base64"
-_DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url writes
 
 
 def _parse_json(text: str) -> Any:
@@ -434,10 +438,6 @@ def _decode_texts(value: Any, show: Callable[[str], str]) -> Any:
         with suppress(ValueError):
             return {_DECODED: _decode_texts(_parse_json(text), show)}
     return {_DECODED: show(text)}
-
-
-# an escaped line end inside a string, except at the end of the string
-_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')
 
 
 def hide_secret_lines(text: str) -> str:

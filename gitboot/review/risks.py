@@ -176,6 +176,12 @@ class Effect(NamedTuple):
     maintenance: str | None = None
 
 
+# The fields of a decision on which every boot of the server depends.
+_get_common_fields: Final = attrgetter(
+    *("base_url", "restrict", "local_disk", "stopped", "lifecycle", "architecture", "firmware")
+)
+
+
 def find_effects(
     old: Decision | None, new: Decision | None, risks: frozenset[Risk], reinstalls: tuple[Reinstall, ...]
 ) -> tuple[Effect, ...]:
@@ -199,12 +205,6 @@ def find_effects(
     return tuple(
         sorted(found or {Effect(EffectTime.NOW)}, key=lambda each: (order.index(each.when), each.maintenance or ""))
     )
-
-
-# The fields of a decision on which every boot of the server depends.
-_get_common_fields: Final = attrgetter(
-    *("base_url", "restrict", "local_disk", "stopped", "lifecycle", "architecture", "firmware")
-)
 
 
 def _find_policy_effects(

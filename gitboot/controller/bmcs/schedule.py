@@ -439,6 +439,21 @@ def _add_result(state: BmcState, result: TaskResult, snapshot: LedgerSnapshot, a
     return new_state
 
 
+# OVERRIDE is the override with the reason for it.
+_OVERRIDE_STATE_TEXTS: Final = {
+    OverrideState.RECORDED: "OVERRIDE is about to be set, or was just set",
+    OverrideState.CONFIRMED: "OVERRIDE is set",
+    OverrideState.CLEARING: "OVERRIDE is about to be cleared, or was just cleared",
+    OverrideState.INSERTED: "the medium for OVERRIDE is inserted",
+    OverrideState.CLEARED: "OVERRIDE was cleared",
+    OverrideState.CONSUMED: "the server used OVERRIDE",
+    OverrideState.LOST: "OVERRIDE is gone, but gitboot has no evidence that the server used it",
+    OverrideState.SET_BY_ANOTHER: "OVERRIDE was set by another instance, so this instance does not set it",
+    OverrideState.OPENED: "OVERRIDE may replace the current override",
+    OverrideState.UNSENT: "OVERRIDE was not set, because the state of the BMC changed after gitboot read it",
+}
+
+
 def build_override_events(result: TaskResult, commit: str, at: datetime, *, is_first: bool) -> Iterator[Event]:
     """Yield an event about the last state of each override record of a BMC task.
 
@@ -475,18 +490,13 @@ def build_override_events(result: TaskResult, commit: str, at: datetime, *, is_f
         )
 
 
-# OVERRIDE is the override with the reason for it.
-_OVERRIDE_STATE_TEXTS: Final = {
-    OverrideState.RECORDED: "OVERRIDE is about to be set, or was just set",
-    OverrideState.CONFIRMED: "OVERRIDE is set",
-    OverrideState.CLEARING: "OVERRIDE is about to be cleared, or was just cleared",
-    OverrideState.INSERTED: "the medium for OVERRIDE is inserted",
-    OverrideState.CLEARED: "OVERRIDE was cleared",
-    OverrideState.CONSUMED: "the server used OVERRIDE",
-    OverrideState.LOST: "OVERRIDE is gone, but gitboot has no evidence that the server used it",
-    OverrideState.SET_BY_ANOTHER: "OVERRIDE was set by another instance, so this instance does not set it",
-    OverrideState.OPENED: "OVERRIDE may replace the current override",
-    OverrideState.UNSENT: "OVERRIDE was not set, because the state of the BMC changed after gitboot read it",
+# RESET is the type of the reset with the reason for it.
+_POWER_STATE_TEXTS: Final = {
+    PowerRecordState.RECORDED: "RESET is about to be requested, or was just requested",
+    PowerRecordState.REQUESTED: "RESET was requested",
+    PowerRecordState.DONE: "RESET is done",
+    PowerRecordState.BACK: "RESET is done, and the machine's operating system is running again",
+    PowerRecordState.REFUSED: "RESET was not executed",
 }
 
 
@@ -513,16 +523,6 @@ def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterato
             "reset",
             facts={"server": result.server, "uri": result.firmware_uri, "commit": commit},
         )
-
-
-# RESET is the type of the reset with the reason for it.
-_POWER_STATE_TEXTS: Final = {
-    PowerRecordState.RECORDED: "RESET is about to be requested, or was just requested",
-    PowerRecordState.REQUESTED: "RESET was requested",
-    PowerRecordState.DONE: "RESET is done",
-    PowerRecordState.BACK: "RESET is done, and the machine's operating system is running again",
-    PowerRecordState.REFUSED: "RESET was not executed",
-}
 
 
 def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:

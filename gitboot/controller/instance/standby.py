@@ -214,6 +214,9 @@ def _classify_error(error: LedgerError) -> str:
     return type(error).__name__ if isinstance(error, (LedgerLeft, LedgerUnfinished)) else "LedgerFailed"
 
 
+_decode_event: Final = build_decoder(Event)
+
+
 class _Preparation:
     """A runner that periodically starts a process to prepare the tree. The process may be killed at any time."""
 
@@ -262,9 +265,6 @@ class _Preparation:
         if self._last is None or (event.type, event.message) != (self._last.type, self._last.message):
             self._tell(event)
         self._last = event
-
-
-_decode_event: Final = build_decoder(Event)
 
 
 @contextmanager

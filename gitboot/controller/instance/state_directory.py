@@ -252,6 +252,23 @@ def require_active(directory: Path) -> None:
         )
 
 
+_NAMES: Final = (
+    LEDGER,
+    f"{LEDGER}-wal",
+    f"{LEDGER}-shm",
+    "ledger.mark",
+    "ledger.toml",
+    LOCK,
+    STATUS,
+    TOKEN_KEYS,
+    NOTIFIED,
+    "repository.git",
+    "repository.new",
+    "repository.broken",
+    "home",
+)
+
+
 @contextmanager
 def make_private(directory: Path) -> Iterator[None]:
     """Create ``directory`` if it is missing, and make its files private.
@@ -306,23 +323,6 @@ def check_spool_rights(folder: Path) -> None:
                 f"every user can write to {folder}, and can therefore mark servers as installed: run chmod o-w "
                 f"{quote_words(folder)}"
             )
-
-
-_NAMES: Final = (
-    LEDGER,
-    f"{LEDGER}-wal",
-    f"{LEDGER}-shm",
-    "ledger.mark",
-    "ledger.toml",
-    LOCK,
-    STATUS,
-    TOKEN_KEYS,
-    NOTIFIED,
-    "repository.git",
-    "repository.new",
-    "repository.broken",
-    "home",
-)
 
 
 def _is_shared(status: os.stat_result) -> bool:

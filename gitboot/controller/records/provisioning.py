@@ -137,6 +137,9 @@ def drop_moved_machines(update: LedgerUpdate, moves: Moves) -> None:
         update.new_records.pop(uuid, None)
 
 
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+
+
 def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
     """Drop a server's record if an endpoint served the server a newer boot that this ledger never offered.
 
@@ -163,9 +166,6 @@ def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boot
         warning=True,
         servers=names,
     )
-
-
-_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def _write_first_records(

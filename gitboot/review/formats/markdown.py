@@ -149,13 +149,13 @@ def _render_guards(review: Review) -> Iterator[str]:
     )
 
 
+_PLAIN: Final = re.compile("[A-Za-z0-9 ,.:;/()%=-]+")
+_LINKS: Final = ("www.", "://")  # GFM 6.9
+
+
 def _is_plain(text: str) -> bool:
     """Return whether the text contains no characters that Markdown, HTML or a forge would interpret."""
     return _PLAIN.fullmatch(text) is not None and not any(begin in text for begin in _LINKS)
-
-
-_PLAIN: Final = re.compile("[A-Za-z0-9 ,.:;/()%=-]+")
-_LINKS: Final = ("www.", "://")  # GFM 6.9
 
 
 def _render_dangers(review: Review) -> Iterator[str]:
@@ -301,6 +301,9 @@ def _shorten_diff(lines: Sequence[str], max_length: int) -> Iterator[str]:
                 yield line[:1] + _show_changed_words(line[1:], counterpart, max_length)
 
 
+_WORD: Final = re.compile(r"\s*\S+|\s+$")
+
+
 def _show_changed_words(text: str, counterpart: str, remaining_chars: int) -> str:
     """Return the first word of a line, and the words that differ from the line's counterpart.
 
@@ -328,9 +331,6 @@ def _show_changed_words(text: str, counterpart: str, remaining_chars: int) -> st
     return f"{cut} ({format_count(omitted, 'more changed word')})" if omitted else cut
 
 
-_WORD: Final = re.compile(r"\s*\S+|\s+$")
-
-
 def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[int, str]:
     """Map the indexes of words that differ, and of words next to a missing word, to the counterparts of these words.
 
@@ -354,6 +354,9 @@ def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[
     return found
 
 
+_WORD_CONTEXT: Final = 20  # characters before the first difference in a word
+
+
 def _cut_word(word: str, counterpart: str, max_length: int) -> str:
     if len(word) <= max_length:
         return word
@@ -371,9 +374,6 @@ def _count_common_prefix(first: Sequence[object], second: Sequence[object]) -> i
     """Return how many items at the start of two sequences are equal."""
     equal = (left == right for left, right in zip(first, second, strict=False))
     return sum(1 for _ in takewhile(bool, equal))
-
-
-_WORD_CONTEXT: Final = 20  # characters before the first difference in a word
 
 
 def _cut_text(text: str, limit: int = _LONGEST) -> str:

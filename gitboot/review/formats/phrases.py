@@ -77,6 +77,9 @@ def describe_diff(group: Group) -> str:
     return f"diff for {group.names[0]}; the other servers have the same diff{own}"
 
 
+_MAX_OUTLIER_LINES: Final = 20  # lines
+
+
 def format_outlier(outlier: Outlier) -> list[str]:
     """List the diff lines in which a group differs from a larger group with the same causes."""
     signed = [*(f"only here: {line}" for line in outlier.lines), *(f"missing here: {line}" for line in outlier.missing)]
@@ -84,7 +87,8 @@ def format_outlier(outlier: Outlier) -> list[str]:
     return [*shown, *filter(None, [format_omitted(len(signed) - _MAX_OUTLIER_LINES, "line")])]
 
 
-_MAX_OUTLIER_LINES: Final = 20  # lines
+# the maximum number of reasons for each consequence; each server in a group may have its own reason
+_MAX_REASONS: Final = 10
 
 
 def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
@@ -94,10 +98,6 @@ def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
         yield from ((what, each) for each in found[:_MAX_REASONS])
         if rest := format_omitted(len(found) - _MAX_REASONS, "reason"):
             yield what, rest
-
-
-# the maximum number of reasons for each consequence; each server in a group may have its own reason
-_MAX_REASONS: Final = 10
 
 
 def format_bmc_access(bmc: BmcAccess | None) -> str | None:
@@ -124,24 +124,6 @@ def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
     ]
 
 
-def format_reinstall(reinstall: Reinstall) -> str:
-    """Describe why a commit can cause a server to be reinstalled."""
-    maintenance = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
-    if reinstall.why is ReinstallReason.MAINTENANCE and reinstall.old is None:
-        return f"{maintenance} is new: {reinstall.new}"
-    if reinstall.why is ReinstallReason.WRITES_DISK:
-        before = f"{reinstall.old} did not" if reinstall.old else "the server booted its local disk before"
-        return f"{reinstall.new} writes disks, but {before}"
-    words = {
-        "source": maintenance or "the server's policy",
-        "booter": maintenance or "the server",
-        "why": reinstall.why,
-        "old": reinstall.old or "(none)",
-        "new": reinstall.new or "(none)",
-    }
-    return _REINSTALL_TEXTS.get(reinstall.why, f"{{why}} {{old}} {ARROW} {{new}}").format(**words)
-
-
 _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
     ReinstallReason.MAINTENANCE: f"{{source}}: {{old}} {ARROW} {{new}}",
     ReinstallReason.UNCOVERED: "Maintenance/{old} no longer overrides the boot from {source}",
@@ -162,6 +144,24 @@ _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
     ),
     ReinstallReason.STOPPED: "the Fleet no longer stops boots from {source}",
 }
+
+
+def format_reinstall(reinstall: Reinstall) -> str:
+    """Describe why a commit can cause a server to be reinstalled."""
+    maintenance = f"Maintenance/{reinstall.maintenance}" if reinstall.maintenance else ""
+    if reinstall.why is ReinstallReason.MAINTENANCE and reinstall.old is None:
+        return f"{maintenance} is new: {reinstall.new}"
+    if reinstall.why is ReinstallReason.WRITES_DISK:
+        before = f"{reinstall.old} did not" if reinstall.old else "the server booted its local disk before"
+        return f"{reinstall.new} writes disks, but {before}"
+    words = {
+        "source": maintenance or "the server's policy",
+        "booter": maintenance or "the server",
+        "why": reinstall.why,
+        "old": reinstall.old or "(none)",
+        "new": reinstall.new or "(none)",
+    }
+    return _REINSTALL_TEXTS.get(reinstall.why, f"{{why}} {{old}} {ARROW} {{new}}").format(**words)
 
 
 def describe_resets(change: ServerChange) -> Iterator[str]:
@@ -291,6 +291,13 @@ def format_counts(changes: Changes) -> str:
     return " · ".join(parts)
 
 
+# For the meaning of a log entry, see `gitboot.fetchlog.log_entries`.
+_RISK_OF_COPIES: Final = (
+    " repeatedly; a copy serves an install boot until gitboot has read the log of the copy, and a loader that sends "
+    "neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
+)
+
+
 def format_access_change(change: AccessChange) -> str:
     """Describe the old and the new value of a setting that controls which clients may fetch files."""
 
@@ -305,13 +312,6 @@ def format_access_change(change: AccessChange) -> str:
     if change.widens and change.field == ONE_TIME_BOOTS:
         effect += _RISK_OF_COPIES
     return f"{change.field}: {format_setting(change.old)} {ARROW} {format_setting(change.new)} ({effect})"
-
-
-# For the meaning of a log entry, see `gitboot.fetchlog.log_entries`.
-_RISK_OF_COPIES: Final = (
-    " repeatedly; a copy serves an install boot until gitboot has read the log of the copy, and a loader that sends "
-    "neither its name (User-Agent) nor uuid and serial leaves no evidence in that log"
-)
 
 
 def format_claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
@@ -398,15 +398,15 @@ def _join_rules(value: Any) -> Any:
     return ", ".join(f"{name}: {format_value(each)}" for name, each in value.items() if each != [])
 
 
+_MAX_SOURCE_FIELDS: Final = 4
+
+
 def format_source_change(source: SourceChange) -> str:
     """Describe the changed fields of an image source, or whether the source was added or removed."""
     if source.fields:
         shown = "; ".join(map(format_change, source.fields[:_MAX_SOURCE_FIELDS]))
         return " ".join(filter(None, (shown, format_omitted(len(source.fields) - _MAX_SOURCE_FIELDS, "field"))))
     return f"{source.fate} in place of the built-in source" if source.replaces_built_in else source.fate
-
-
-_MAX_SOURCE_FIELDS: Final = 4
 
 
 class ProvenanceRisk(NamedTuple):
@@ -459,6 +459,13 @@ def format_shared_title(causes: Sequence[ChangeCause], subject: str) -> str:
     )
 
 
+_SHORT: Final = re.compile(
+    r"\.(?:boot|current|diskBoot|httpBoot|image|inherits|lifecycle|mac|method|networkBoot|override|percent|policy"
+    r"|power|priority|profile|provision|role|run|select|selector|site|stream|uuid|version|window|writesDisk)\b"
+)
+_FREE_TEXT: Final = re.compile(r"\.(?:annotations|kernelArguments|reason|vars)\b")
+
+
 def format_cause(cause: ChangeCause) -> str:
     """Describe the changed fields of a document. Show a value only if it is short and cannot be a secret."""
     if cause.fate is not ChangeKind.EDITED or not cause.fields:
@@ -471,13 +478,6 @@ def format_cause(cause: ChangeCause) -> str:
         for field in cause.fields
     ]
     return " ".join(filter(None, ("; ".join(shown[:4]), format_omitted(len(shown) - 4, "field"))))
-
-
-_SHORT: Final = re.compile(
-    r"\.(?:boot|current|diskBoot|httpBoot|image|inherits|lifecycle|mac|method|networkBoot|override|percent|policy"
-    r"|power|priority|profile|provision|role|run|select|selector|site|stream|uuid|version|window|writesDisk)\b"
-)
-_FREE_TEXT: Final = re.compile(r"\.(?:annotations|kernelArguments|reason|vars)\b")
 
 
 def count_effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
