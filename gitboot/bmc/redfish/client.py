@@ -141,7 +141,8 @@ class BmcConnection:
     def close(self, *, log_out: bool = True) -> None:
         """Log out if there is a session, and close the connection."""
         if log_out:
-            self.login.log_out()
+            with self.policy.mark_as_ending():
+                self.login.log_out()
         self._connector.close()
 
     def observe(self) -> BmcObservation:

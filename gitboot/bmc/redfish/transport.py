@@ -62,7 +62,7 @@ class ConnectionPolicy(Struct):
     trusted_fingerprint: str | None = None  # the fingerprint in `access_file`
     # A function that gitboot calls right before a change. It raises an error if this instance must not change the BMC.
     fence: Callable[[], None] = lambda: None
-    # replaces `fence` for requests that only end an override; None: use `fence`
+    # replaces `fence` for logins, and for requests that only end an override or a session; None: use `fence`
     ending_fence: Callable[[], None] | None = None
     # the fingerprint that the BMC presented at first contact; None: there is no such fingerprint
     pinned_fingerprint: str | None = None
@@ -72,16 +72,19 @@ class ConnectionPolicy(Struct):
     latency_s: float | None = None
     total_s: float = TASK_TIMEOUT_S  # the time limit for all requests in a `measure_requests` block
     deadline_s: float | None = None  # the time on the monotonic clock at which this limit ends
-    is_ending: bool = False  # whether the current requests only end an override
+    is_ending: bool = False  # whether the current requests only end an override or a session
 
-    def check_fence(self, *, is_read_only: bool = False) -> None:
+    def check_fence(self, *, is_login: bool = False) -> None:
         """Raise `LedgerError` if this instance may no longer change the BMC, because another instance may do so."""
-        ending_fence = self.ending_fence if self.is_ending or is_read_only else None
+        ending_fence = self.ending_fence if self.is_ending or is_login else None
         (ending_fence or self.fence)()
 
     @contextmanager
     def mark_as_ending(self) -> Iterator[None]:
-        """Mark the requests in the block as requests that end an override, so that they do not need the database."""
+        """Mark the requests in the block as requests that only end an override or a session.
+
+        These requests do not need the database.
+        """
         self.is_ending = True
         try:
             yield
@@ -213,7 +216,7 @@ class BmcAdapter(HTTPAdapter):
 
     def _send_once(self, request: PreparedRequest, limits: RequestLimits, *args: Any, **kwargs: Any) -> Response:
         if request.method not in _READ_METHODS:
-            self._policy.check_fence(is_read_only=_is_login_or_logout(request))
+            self._policy.check_fence(is_login=_is_login(request))
         with apply_limits(limits):
             limits.begin_answer()
             try:
@@ -240,11 +243,8 @@ class BmcAdapter(HTTPAdapter):
         return RequestLimits(deadline_s=min(connect_s + answer_s, self._policy.remaining_s()), connect_s=connect_s)
 
 
-def _is_login_or_logout(request: PreparedRequest) -> bool:
-    path = urlsplit(request.url or "").path
-    if request.method == "DELETE":
-        return path.startswith(f"{SESSIONS_PATH}/")
-    return request.method == "POST" and path.rstrip("/") == SESSIONS_PATH
+def _is_login(request: PreparedRequest) -> bool:
+    return request.method == "POST" and urlsplit(request.url or "").path.rstrip("/") == SESSIONS_PATH
 
 
 def _check_redirect(request: PreparedRequest, response: Response) -> None:

@@ -16,7 +16,7 @@ from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
 from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each
 from tests.helpers.redfish_double.profiles import ILO6, XCC
-from tests.helpers.redfish_double.server import Body, Redirect
+from tests.helpers.redfish_double.server import Body, Redirect, Status
 
 REDIRECT_STATUSES = (301, 302, 307, 308)
 
@@ -111,6 +111,23 @@ def test_no_link_of_a_bmc_makes_another_change_count_as_a_login(rack: Rack, link
     with pytest.raises(LeaseLost):
         bmc.reset(ResetType.FORCE_RESTART, seen)
     assert rack.machine.resets == 0
+
+
+@for_each("path", [f"{SESSIONS_PATH}/7", "/redfish/v1/Sessions/7"])
+def test_an_instance_without_the_lease_logs_out_at_the_path_that_the_bmc_returned(
+    make_rack: MakeRack, path: str
+) -> None:
+    def fence() -> None:
+        raise LeaseLost("another acts")
+
+    rack = make_rack()
+    rack.server.fault(Status(status=201, headers={"X-Auth-Token": "t", "Location": path}), on="POST")
+    with rack.connect(policy=ConnectionPolicy(fence=fence, ending_fence=lambda: None)) as bmc:
+        bmc.observe()
+        bmc.login.keeps_session = True
+        rack.server.service.sessions._credentials = None  # any token does
+        bmc.observe()
+    assert list_requests(rack)[-1] == ("DELETE", path)
 
 
 @for_each("form", ["{url}{path}", "//{host}{path}", "{upper}{path}"])
