@@ -295,7 +295,8 @@ def split_url(url: str) -> SplitResult:
     except ValueError:
         is_web = False
     if not is_web:
-        raise UsageError(f"{redact_url(url)!r} is not a web URL: expected https:// or http:// followed by a host")
+        shown_url = redact_url(url, may_be_path=False)
+        raise UsageError(f"{shown_url!r} is not a web URL: expected https:// or http:// followed by a host")
     if parts.username is not None or parts.password is not None:
         raise UsageError(f"the URL for {parts.hostname} must not contain a user name or password")
     return parts
@@ -608,7 +609,7 @@ def _build_proxy_manager(proxy: str, options: Mapping[str, Any]) -> urllib3.Prox
     try:
         parts = urlsplit(proxy)
         login, _, address = parts.netloc.rpartition("@")
-        if not parts.hostname or parts.port == 0 or address != urlsplit(redact_url(proxy)).netloc:
+        if not parts.hostname or parts.port == 0 or address != urlsplit(redact_url(proxy, may_be_path=False)).netloc:
             raise ValueError("there is no host, or an @ after the host")
         decoded_login = unquote_to_bytes(login).decode("latin-1")  # the encoding that urllib3 reverses
         headers = urllib3.make_headers(proxy_basic_auth=decoded_login) if login else None

@@ -55,19 +55,24 @@ def one_line(text: str) -> str:
 
 
 _URL_PREFIX: Final = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
+_HOST_AND_PORT: Final = re.compile(r"(?:\[[^][/?#]*\]|[^][/?#:]*)(?::[0-9]*)?(?=[/?#]|\Z)")
 
 
-def redact_url(url: str) -> str:
+def redact_url(url: str, *, may_be_path: bool = True) -> str:
     """Return a URL, which may be invalid, without its user name and password, for use in messages.
 
     The function removes all text between the scheme and the last "@", because a password that is not percent-encoded
     may contain any character. It returns a path unchanged.
+
+    If ``may_be_path`` is false, the function removes all text before the last "@" even if there is no scheme.
+    If there is no valid port after the host, the function shows only the scheme, because the text may be a login.
     """
-    if ":" not in url.partition("/")[0] and not url.startswith("//"):
+    if may_be_path and ":" not in url.partition("/")[0] and not url.startswith("//"):
         return url
     prefix = _URL_PREFIX.match(url)
     start = prefix.end() if prefix is not None else 0
-    return url[:start] + url[start:].rpartition("@")[2]
+    address = url[start:].rpartition("@")[2]
+    return url[:start] + (address if may_be_path or _HOST_AND_PORT.match(address) else "…")
 
 
 def quote_words(*words: object) -> str:

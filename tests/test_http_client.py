@@ -498,7 +498,14 @@ def test_the_login_of_a_proxy_is_decoded(proxy: Callable[[str], None]) -> None:
     "url",
     [
         *("http://me:s3cret@proxy:99999", "http://me:s3cret@proxy:x", "http://me:s3cret@[bad", "http://me:s3cret@"),
-        *("http://me:pa/s3cret@proxy:8080", "http://me:1/s3cret@proxy", "me:s3#cret@proxy:8080", "http://", "a b"),
+        *(
+            "http://me:pa/s3cret@proxy:8080",
+            "http://me:1/s3cret@proxy",
+            "http://me/s3cret@proxy",
+            "me:s3#cret@proxy:8080",
+            "http://",
+            "a b",
+        ),
         *("https://[bad", "https://me:s3cret@proxy", "socks5://me:s3cret@proxy:x"),
     ],
 )
@@ -535,6 +542,7 @@ def test_a_slow_proxy_ends_at_the_deadline(proxy: Callable[[str], None]) -> None
     [
         *("boot.test", "ftp://boot.test/", "http://", "http://[::1", "http://boot.test:x/"),
         *("ftp://me:s3cret@boot.test/", "http://me:s3cret/more@boot.test/", "http://me:s3cret[@boot.test"),
+        *("s3cret@boot.test/there", "https://me:s3cret", "me:s3cret"),
     ],
 )
 def test_the_error_for_an_invalid_url_contains_no_password(url: str) -> None:

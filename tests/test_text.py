@@ -212,3 +212,25 @@ def test_without_a_near_word_the_other_text_is_shown() -> None:
 )
 def test_a_redacted_url_has_no_user_name_and_no_password(url: str, shown: str) -> None:
     assert redact_url(url) == shown
+
+
+@for_each(
+    ("url", "shown"),
+    [
+        ("s3cret@github.com/acme/fleet", "github.com/acme/fleet"),
+        ("https://s3c/ret@github.com/acme/fleet", "https://github.com/acme/fleet"),
+        ("https://me:s3cret", "https://…"),
+        ("https://me:s3cret/acme/fleet", "https://…"),
+        ("https://me@example.net:s3cret", "https://…"),
+        ("//me:s3cret", "//…"),
+        ("me:s3cret", "…"),
+        ("https://[s3cret", "https://…"),
+        ("boot.test:8080/x", "boot.test:8080/x"),
+        ("ftp://boot.test:99999/a:b", "ftp://boot.test:99999/a:b"),
+        ("ftp://[2001:db8::1]:21/x", "ftp://[2001:db8::1]:21/x"),
+        ("http://", "http://"),
+        ("", ""),
+    ],
+)
+def test_a_redacted_url_that_is_not_a_path_has_no_part_of_a_login(url: str, shown: str) -> None:
+    assert redact_url(url, may_be_path=False) == shown

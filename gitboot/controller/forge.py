@@ -159,8 +159,9 @@ class Project(Struct, frozen=True, kw_only=True):
         """
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
+            shown_text = redact_url(text, may_be_path=False)
             raise UsageError(
-                f"--forge {redact_url(text)}: expected KIND=URL with the URL of the project's page; KIND is one of "
+                f"--forge {shown_text}: expected KIND=URL with the URL of the project's page; KIND is one of "
                 f"{', '.join(ForgeKind)}"
             )
         host, parts = format_host(url), urlsplit(url)

@@ -239,6 +239,8 @@ def test_a_forge_below_a_path_of_its_host_is_found(text: str, api: str, path: st
         ("bitbucket=https://me:secret@bitbucket.org/acme/fleet", "KIND is one of github, gitlab, gitea"),
         ("github=https://me:secret/more@github.com/acme/fleet", "is not a web URL"),
         ("github=github.com/acme/fleet", "is not a web URL"),
+        ("github=secret@github.com/acme/fleet", "'github.com/acme/fleet' is not a web URL"),
+        ("gitub=secret@github.com/acme/fleet", "--forge github.com/acme/fleet: expected KIND=URL"),
         ("github=http://ghe.acme.test/acme/fleet", "unencrypted"),
         ("github=https://me:secret@github.com/acme/fleet", "must not contain"),
         ("github=https://github.com/acme", "OWNER/NAME"),
