@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -632,10 +633,10 @@ def _resolve_redirect(url: str, location: str) -> str:
     except (ValueError, UsageError):
         before, after = "", None
     if after != before and (before, after) != ("http", "https"):
-        shown_location = redact_url(location).partition("?")[0][:_MAX_DETAIL_LENGTH]  # a query may contain a signature
+        shown_location, *_ = re.split("[?#]", redact_url(location))  # a query or a fragment may contain a signature
         raise RedirectRefused(
-            f"{format_host(url)} redirects to {shown_location!r}, but gitboot follows a redirect only to a "
-            "valid URL with the same scheme, or from http to https"
+            f"{format_host(url)} redirects to {shown_location[:_MAX_DETAIL_LENGTH]!r}, but gitboot follows a redirect "
+            "only to a valid URL with the same scheme, or from http to https"
         )
     return target
 

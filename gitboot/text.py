@@ -55,24 +55,29 @@ def one_line(text: str) -> str:
 
 
 _URL_PREFIX: Final = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
+# A password follows a ":", and may contain any character if it is not percent-encoded.
+_LOGIN: Final = re.compile(r"\A(?:[^?#:]*:.*|[^/?#]*)@", re.DOTALL)
 _HOST_AND_PORT: Final = re.compile(r"(?:\[[^][/?#]*\]|[^][/?#:]*)(?::[0-9]*)?(?=[/?#]|\Z)")
 
 
 def redact_url(url: str, *, may_be_path: bool = True) -> str:
     """Return a URL, which may be invalid, without its user name and password, for use in messages.
 
-    The function removes all text between the scheme and the last "@", because a password that is not percent-encoded
-    may contain any character. It returns a path unchanged.
+    If the host or the path contains a ":" before the last "@" of the URL, the function removes all text between the
+    scheme and this "@", because the text may be a password. Otherwise, the function keeps the path and the query, which
+    may contain an "@". The function returns a path unchanged.
 
-    If ``may_be_path`` is false, the function removes all text before the last "@" even if there is no scheme.
+    If ``may_be_path`` is false, the function always removes all text before the last "@", even if there is no scheme.
     If there is no valid port after the host, the function shows only the scheme, because the text may be a login.
     """
     if may_be_path and ":" not in url.partition("/")[0] and not url.startswith("//"):
         return url
     prefix = _URL_PREFIX.match(url)
     start = prefix.end() if prefix is not None else 0
+    if may_be_path:
+        return url[:start] + _LOGIN.sub("", url[start:])
     address = url[start:].rpartition("@")[2]
-    return url[:start] + (address if may_be_path or _HOST_AND_PORT.match(address) else "…")
+    return url[:start] + (address if _HOST_AND_PORT.match(address) else "…")
 
 
 def quote_words(*words: object) -> str:

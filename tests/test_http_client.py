@@ -349,7 +349,11 @@ def test_the_target_of_a_redirect_without_credentials_may_be_another_machine(mon
 
 
 @pytest.mark.parametrize(
-    "target", ["https://me:s3cret@boot.test/there", "http://boot.test:x/there?key=s3cret", "//me:s3/cret@boot.test/"]
+    "target",
+    [
+        *("https://me:s3cret@boot.test/there", "http://boot.test:x/there?key=s3cret", "//me:s3/cret@boot.test/"),
+        *("ftp://boot.test/x?user=s3cret@example.net", "ftp://boot.test/x#sig=s3cret", "ftp://me:s3cret?x@boot.test/"),
+    ],
 )
 def test_a_refused_redirect_shows_its_target_without_secrets(target: str) -> None:
     with (

@@ -430,7 +430,7 @@ def parse_target(text: str) -> TargetAddress:
         address, _, branch = text.partition("#")
         branch = unquote(branch).removeprefix("refs/heads/")
         if not branch or branch.startswith("refs/"):
-            raise UsageError(f"--target {url}: add a branch that gitboot may overwrite: {url}#BRANCH")
+            raise UsageError(f"--target {url}: add a branch that gitboot may overwrite: …#BRANCH")
         return BranchAddress(
             url=address.partition("?")[0].removeprefix(_GIT), branch=branch, base_url=base_url, **paths
         )
