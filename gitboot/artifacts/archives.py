@@ -66,7 +66,7 @@ def _parse_member_url(url: str) -> tuple[str, str]:
 _DAMAGE_ERRORS: Final = (
     *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
     # zipfile raises these errors if the directory of an archive is malformed
-    *(NotImplementedError, ValueError, OverflowError, OSError, struct.error),
+    *(NotImplementedError, ValueError, OverflowError, struct.error),
 )
 
 
@@ -245,38 +245,54 @@ def _parse_size(text: bytes) -> int:
 def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
     # The directory of a zip archive is at the end, so gitboot stores the whole archive before it reads a file.
     with _store_temporarily(chunks) as file:
-        packed = file.tell()
-        with zipfile.ZipFile(cast("IO[bytes]", _BoundedFile(file))) as archive:
-            member = next((each for each in archive.infolist() if each.filename.removeprefix("./") == path), None)
-            if member is None:
-                raise _ArchiveError(f"the archive does not contain the file {path}")
-            is_file = not member.is_dir() and stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG)
-            is_stored = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not member.flag_bits & 1
-            if not is_file or not is_stored:
-                raise _ArchiveError(
-                    f"{path} in the archive is not a regular file, or its encryption or compression is unsupported"
-                )
-            unpacked = 0
-            with archive.open(member) as content:
-                while piece := content.read(CHUNK):
-                    unpacked += len(piece)
-                    if unpacked > min(LARGEST_ARTIFACT, _FREE_BYTES + _LARGEST_RATIO * packed):
-                        raise _ArchiveError(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
-                    yield piece
+        try:
+            yield from _read_stored_zip(file, path)
+        except OSError as error:  # the directory refers to a negative position
+            raise zipfile.BadZipFile(str(error)) from error
+
+
+def _read_stored_zip(file: IO[bytes], path: str) -> Iterator[bytes]:
+    packed = file.tell()
+    with zipfile.ZipFile(cast("IO[bytes]", _BoundedFile(file))) as archive:
+        member = next((each for each in archive.infolist() if each.filename.removeprefix("./") == path), None)
+        if member is None:
+            raise _ArchiveError(f"the archive does not contain the file {path}")
+        is_file = not member.is_dir() and stat.S_IFMT(member.external_attr >> 16) in (0, stat.S_IFREG)
+        is_stored = member.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) and not member.flag_bits & 1
+        if not is_file or not is_stored:
+            raise _ArchiveError(
+                f"{path} in the archive is not a regular file, or its encryption or compression is unsupported"
+            )
+        unpacked = 0
+        with archive.open(member) as content:
+            while piece := content.read(CHUNK):
+                unpacked += len(piece)
+                if unpacked > min(LARGEST_ARTIFACT, _FREE_BYTES + _LARGEST_RATIO * packed):
+                    raise _ArchiveError(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
+                yield piece
 
 
 def _store_temporarily(chunks: Iterator[bytes]) -> IO[bytes]:
     """Return a temporary file with the archive. Raises `HostUnreachable` if this host cannot store the archive."""
-    try:
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        with _convert_storage_errors():
             file = stack.enter_context(TemporaryFile(prefix="gitboot-"))
-            for chunk in chunks:
+        for chunk in chunks:
+            with _convert_storage_errors():
                 file.write(chunk)
-                if file.tell() > _LARGEST_ZIP:
-                    raise _ArchiveError(f"the zip archive is larger than {_LARGEST_ZIP:,} bytes")
+                size = file.tell()
+            if size > _LARGEST_ZIP:
+                raise _ArchiveError(f"the zip archive is larger than {_LARGEST_ZIP:,} bytes")
+        with _convert_storage_errors():
             file.flush()
-            stack.pop_all()
-            return file
+        stack.pop_all()
+        return file
+
+
+@contextmanager
+def _convert_storage_errors() -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise HostUnreachable(
             f"the zip archive cannot be stored on this host: {error.strerror}; set TMPDIR to a folder with free space"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import lzma
 import os
@@ -180,6 +181,16 @@ def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -
 def test_a_zip_archive_that_cannot_be_stored_is_not_called_damaged() -> None:
     with small_file_limit(100_000), pytest.raises(HostUnreachable, match=r"cannot be stored .*File too large"):
         read(make_zip(), "a.zip", "amd64/linux")
+
+
+@for_each("name", ["a.zip", "a.tar", "a.tar.gz"])
+def test_an_error_of_the_source_is_not_a_fault_of_the_archive_or_of_temporary_storage(name: str) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield GOOD["a.tar.gz"][:1000] if name.endswith("gz") else make_tar()[:512]
+        raise OSError(errno.EIO, "Input/output error", "/srv/assets/a")
+
+    with pytest.raises(OSError, match=r"Input/output error.*/srv/assets/a"):
+        list(read_archive_member(chunks(), name, "amd64/linux"))
 
 
 @contextmanager
