@@ -434,7 +434,7 @@ def prune_mirror(root: Path, needed_paths: Collection[str], now: datetime, keep:
 
     The time begins with the first run whose ``needed_paths`` do not contain the copy. Return the sorted paths of the
     deleted files. gitboot recognizes copies by their file names, so the user data in the same folder is not deleted.
-    Raises OSError if a file cannot be deleted, and `UsageError` if the folder is unusable.
+    Raises OSError if a copy cannot be deleted, and `UsageError` if the folder is unusable.
     """
     check_output_folder(root / "o")
     before_s = (now - keep).timestamp()
@@ -464,10 +464,14 @@ def prune_mirror(root: Path, needed_paths: Collection[str], now: datetime, keep:
 
 
 def _prune_part(part: Path, before_s: float) -> bool:
-    """Delete an incomplete download that no process has changed since then. Return whether the file was deleted."""
+    """Delete an incomplete download that no process has changed since then. Return whether the file was deleted.
+
+    A download that gitboot is not allowed to open or delete is left alone, for example one of another user.
+    """
     if part.is_symlink() or not part.is_file():
         return False
-    with suppress(FileNotFoundError), part.open("rb+") as file:
+    mode = "rb+" if os.access(part, os.W_OK, effective_ids=True) else "rb"  # NFS locks only files open for writing
+    with suppress(FileNotFoundError, PermissionError), part.open(mode) as file:
         if os.fstat(file.fileno()).st_mtime <= before_s and _lock_part(file.fileno(), part):
             part.unlink()
             return True

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from gitboot.files import lock_file
 from gitboot.fleet.revision import Snapshot
 from gitboot.git.snapshots import open_snapshot
 from gitboot.publish.mirror_program import iterate_paths
+from tests.cli.test_main import drop_root
 from tests.helpers.artifact_servers import ArtifactServer, Registry, artifact_server, compute_digest, registry
+from tests.helpers.cases import for_each
 from tests.helpers.disks_and_terminals import small_disk
 from tests.helpers.fleets import SEED, document, fleet, image, server
 from tests.helpers.git_repositories import Minisign
@@ -184,6 +187,26 @@ def test_a_download_that_another_process_runs_is_not_pruned(tmp_path: Path) -> N
         fcntl.flock(other, fcntl.LOCK_EX)
         assert prune_mirror(tmp_path, (), now, timedelta()) == []
     assert prune_mirror(tmp_path, (), now, timedelta()) == [str(part.relative_to(tmp_path))]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@for_each(("mode", "is_pruned"), [(0o644, True), (0o600, False)])
+def test_an_incomplete_download_of_another_user_does_not_stop_pruning(mode: int, is_pruned: bool) -> None:
+    with TemporaryDirectory() as place:  # other users can enter its parent folder
+        (root := Path(place)).chmod(0o755)
+        folders = [root / f"o/{digit * 64}" for digit in "01"]
+        paths = [f"o/{folder.name}/.kernel.part" for folder in folders]
+        for folder in folders:
+            folder.mkdir(parents=True)
+            (folder / ".kernel.part").write_bytes(b"x")
+            os.utime(folder / ".kernel.part", (0, 0))
+            os.chown(folder, 65534, 65534)
+        os.chown(root / "o", 65534, 65534)
+        os.chown(root / paths[1], 65534, 65534)
+        (root / paths[0]).chmod(mode)
+        with drop_root():
+            pruned = prune_mirror(root, (), datetime(2026, 11, 1, tzinfo=UTC), timedelta())
+        assert pruned == paths[0 if is_pruned else 1 :]
 
 
 def test_a_partial_download_that_another_process_removes_before_the_lock_is_not_used(
