@@ -92,6 +92,7 @@ _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' |
 _DAMAGE_ERRORS: Final = (
     *(psycopg.DataError, psycopg.IntegrityError),
     *(psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted, psycopg.errors.InternalError_),
+    *(psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn),  # an earlier restore did not complete
 )
 
 

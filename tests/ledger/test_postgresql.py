@@ -149,6 +149,14 @@ def test_rows_that_gitboot_would_not_have_written_are_rejected(path: Path) -> No
         open_ledger(path)
 
 
+@for_each("damage", ["DROP TABLE {schema}.facts", "ALTER TABLE {schema}.facts DROP COLUMN value"])
+def test_missing_tables_and_columns_are_damage(damage: str, tmp_path: Path, postgres_server: PostgresServer) -> None:
+    written(path := postgres_server.ledger(tmp_path))
+    postgres_server.sql(damage.format(schema=read_schema(path)))
+    with pytest.raises(LedgerError, match=r"does not exist.*restore it from a backup"):
+        open_ledger(path)
+
+
 def test_a_database_that_does_not_sync_its_disk_is_rejected(tmp_path: Path) -> None:
     with (
         postgresql("fsync=off") as server,
