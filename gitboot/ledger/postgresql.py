@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -35,8 +36,8 @@ from gitboot.text import format_error
 
 try:
     import psycopg
-    from psycopg.conninfo import conninfo_to_dict
-    from psycopg.pq import Conninfo, TransactionStatus
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+    from psycopg.pq import PGconn, TransactionStatus
 
 except ImportError:
     raise UsageError("a PostgreSQL ledger needs psycopg; run `pip install 'gitboot[postgresql]'`") from None
@@ -374,11 +375,12 @@ def _look_up_hosts(parameters: Mapping[str, Any]) -> dict[str, str]:
 
     Raises `psycopg.OperationalError` if there is no server to try.
     """
-    hosts, addresses, ports = (_split_parameter(parameters, name) for name in ("host", "hostaddr", "port"))
+    effective = _read_effective_parameters(parameters)
+    hosts, addresses, ports = (_split_parameter(effective, name) for name in ("host", "hostaddr", "port"))
     count = max(len(hosts), len(addresses))
     columns = [each * count if len(each) == 1 else each for each in (hosts, addresses, ports)]
-    if "service" in parameters or any(len(each) != count for each in columns):
-        return {}  # libpq reads the hosts of a service itself; psycopg reports a wrong number of hosts or ports
+    if any(len(each) != count for each in columns):
+        return {}  # psycopg reports a wrong number of hosts or ports
     servers, failures = list[tuple[str, str, str]](), list[str]()
     for host, address, port in zip(*columns, strict=True):
         ips = [address]
@@ -483,14 +485,12 @@ def build_arguments(address: PostgresAddress) -> dict[str, Any]:
     """Return the libpq connection parameters for an address.
 
     Over a network, the connection is encrypted and the server's certificate is verified, unless the URL sets
-    ``sslmode``. A service counts as a network, because gitboot does not read the service file.
+    ``sslmode``.
     """
     try:
         parameters = conninfo_to_dict(address.url)
     except psycopg.ProgrammingError:
         raise UsageError(f"{address.name} is not a valid PostgreSQL URL") from None
-    uses_network = "service" in parameters or not all(map(_is_local_host, _list_hosts(parameters)))
-    safe = {"sslmode": "verify-full", "sslrootcert": "system"} if uses_network and "sslmode" not in parameters else {}
     if address.password is not None:
         parameters["password"] = _read_password(address.password)
     return {
@@ -500,21 +500,42 @@ def build_arguments(address: PostgresAddress) -> dict[str, Any]:
         "keepalives_interval": 2,
         "keepalives_count": 3,
         "tcp_user_timeout": _LOST_AFTER_MS,
-        **safe,
+        **_build_tls_parameters(parameters),
         **parameters,
         "options": f"{_SETTINGS} {parameters.get('options') or ''}",
     }
 
 
-def _list_hosts(parameters: Mapping[str, Any]) -> list[str]:
-    """Return the names and IP addresses of the servers, including those that libpq reads from the environment."""
-    return _split_parameter(parameters, "host") + _split_parameter(parameters, "hostaddr")
+def _build_tls_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters that are missing so that libpq verifies the certificate of a server on another host."""
+    effective = _read_effective_parameters(parameters)
+    hosts = _split_parameter(effective, "host") + _split_parameter(effective, "hostaddr")
+    if "sslmode" in parameters or all(map(_is_local_host, hosts)):
+        return {}
+    is_named_in_url = "host" in parameters or "hostaddr" in parameters
+    if not is_named_in_url and effective.get("sslmode") in ("verify-ca", "verify-full"):
+        return {}  # the service or the environment that names the server also states how to verify it
+    is_of_service = not is_named_in_url and ("service" in parameters or "PGSERVICE" in os.environ)
+    has_authority = is_of_service or "sslrootcert" in effective  # for a service, libpq has a default file
+    return {"sslmode": "verify-full"} | ({} if has_authority else {"sslrootcert": "system"})
 
 
-def _split_parameter(parameters: Mapping[str, Any], name: str) -> list[str]:
+def _read_effective_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters that libpq uses, including those of a service, the environment and the defaults.
+
+    Return {} if libpq cannot read the service. Connecting then fails with libpq's error.
+    """
+    # libpq rejects this value after it has read all parameters, and before it looks up or connects to a host
+    probe = PGconn.connect_start(make_conninfo("", **{**parameters, "target_session_attrs": "none"}).encode())
+    try:
+        return {each.keyword.decode(): each.val.decode() for each in probe.info if each.val}
+    finally:
+        probe.finish()
+
+
+def _split_parameter(parameters: Mapping[str, str], name: str) -> list[str]:
     """Return the values of a parameter that may have one value for each server."""
-    defaults = {each.keyword.decode(): each.val.decode() for each in Conninfo.get_defaults() if each.val is not None}
-    return str(parameters.get(name, defaults.get(name, ""))).split(",")
+    return parameters.get(name, "").split(",")
 
 
 def _is_local_host(host: str) -> bool:

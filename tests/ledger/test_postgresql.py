@@ -319,6 +319,25 @@ def test_over_a_network_the_connection_is_encrypted_and_verified_and_the_passwor
     assert password.strip() not in str(failed.value)
 
 
+def test_a_service_of_the_url_supplies_the_host_and_its_certificate_authority(
+    tls_server: tuple[PostgresServer, str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, url, ca = tls_server
+    port = url.rpartition(":")[2].partition("/")[0]
+    services = f"[prod]\nhost=localhost\nport={port}\nsslmode=verify-ca\nsslrootcert={ca}\n"
+    (tmp_path / "services").write_text(services)
+    monkeypatch.setenv("PGSERVICEFILE", str(tmp_path / "services"))
+    (file := tmp_path / "password").write_text("a secret")
+    path = tmp_path / "ledger.sqlite"
+    write_address(path, PostgresAddress.parse("postgresql://gitboot@/gitboot?service=prod", file))
+    with open_ledger(path) as ledger:
+        ((encrypted,),) = ledger.rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")
+    assert encrypted
+    write_address(path, PostgresAddress.parse("postgresql://gitboot@/gitboot?service=missing", file))
+    with pytest.raises(LedgerError, match=r"service.*missing.* not found"):
+        open_ledger(path)
+
+
 def test_finding_p1_a_rotated_password_is_used_for_the_next_connection(
     tls_server: tuple[PostgresServer, str, Path], tmp_path: Path
 ) -> None:
@@ -385,7 +404,6 @@ def test_two_ledgers_in_one_database_have_different_names(options: str, name: st
         ("postgresql:///gitboot?hostaddr=127.0.0.1", True),
         ("postgresql:///gitboot?hostaddr=10.0.0.7", False),
         ("postgresql://u@localhost/gitboot?hostaddr=10.0.0.7", False),
-        ("postgresql:///gitboot?service=prod", False),
     ],
 )
 def test_a_server_on_another_host_must_show_a_verified_certificate(url: str, is_here: bool) -> None:
@@ -399,18 +417,89 @@ def test_a_server_on_another_host_must_show_a_verified_certificate(url: str, is_
         ({"PGHOST": "db.example.net"}, "postgresql://localhost/gitboot", True),
         ({"PGHOST": "/run/postgresql"}, "postgresql:///gitboot", True),
         ({"PGHOSTADDR": "10.0.0.7"}, "postgresql://localhost/gitboot", False),
-        ({"PGSERVICE": "far", "PGSERVICEFILE": "{file}"}, "postgresql:///gitboot", False),
     ],
 )
 def test_a_host_of_the_environment_counts_like_one_of_the_url(
-    variables: dict[str, str], url: str, is_here: bool, tmp_path: Path
+    variables: dict[str, str], url: str, is_here: bool
 ) -> None:
-    (file := tmp_path / "services").write_text("[far]\nhost=db.example.net\n")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
-            patch.setenv(name, value.format(file=file))
+            patch.setenv(name, value)
         arguments = build_arguments(PostgresAddress.parse(url, None))
     assert arguments.get("sslmode") == (None if is_here else "verify-full")
+
+
+SERVICES = """\
+[here]
+host=localhost
+[far]
+host=db.example.net
+[encrypted]
+host=db.example.net
+sslmode=require
+[unverified]
+host=db.example.net
+sslmode=disable
+sslrootcert=/etc/ca.pem
+[private]
+host=10.0.0.7
+sslmode=verify-ca
+sslrootcert=/etc/ca.pem
+[full]
+host=db.example.net
+sslmode=verify-full
+"""
+
+
+@for_each(
+    ("service", "query", "added"),
+    [
+        ("here", "", {}),
+        ("here", "host=db.example.net", {"sslmode": "verify-full", "sslrootcert": "system"}),
+        ("private", "host=db.example.net", {"sslmode": "verify-full"}),
+        ("far", "", {"sslmode": "verify-full"}),
+        ("far", "host=localhost", {}),
+        ("far", "sslmode=disable", {"sslmode": "disable"}),
+        ("encrypted", "", {"sslmode": "verify-full"}),
+        ("unverified", "", {"sslmode": "verify-full"}),
+        ("private", "", {}),
+        ("full", "", {}),
+        ("missing", "", {}),  # libpq reports this error when it connects
+    ],
+)
+@pytest.mark.parametrize("is_in_url", [True, False])
+def test_a_service_decides_how_a_server_is_verified_but_not_whether(
+    is_in_url: bool, service: str, query: str, added: dict[str, str], tmp_path: Path
+) -> None:
+    (file := tmp_path / "services").write_text(SERVICES)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PGSERVICEFILE", str(file))
+        if is_in_url:
+            query = f"service={service}&{query}"
+        else:
+            patch.setenv("PGSERVICE", service)
+        arguments = build_arguments(PostgresAddress.parse(f"postgresql:///gitboot?{query}", None))
+    assert {name: arguments[name] for name in ("sslmode", "sslrootcert") if name in arguments} == added
+
+
+@for_each(
+    ("variables", "query", "authority"),
+    [
+        ({}, "", "system"),
+        ({"PGSSLROOTCERT": "/etc/ca.pem"}, "", None),
+        ({"PGSSLROOTCERT": "/etc/ca.pem", "PGSSLMODE": "disable"}, "", None),
+        ({"PGSSLROOTCERT": "/etc/ca.pem"}, "?sslrootcert=system", "system"),
+        ({"PGSSLMODE": "verify-ca"}, "", "system"),
+    ],
+)
+def test_the_certificate_authority_of_the_environment_verifies_a_server(
+    variables: dict[str, str], query: str, authority: str | None
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        arguments = build_arguments(PostgresAddress.parse(f"postgresql://u@db.example.net/gitboot{query}", None))
+    assert (arguments["sslmode"], arguments.get("sslrootcert")) == ("verify-full", authority)
 
 
 # Failures during use
