@@ -619,7 +619,8 @@ def test_finding_c3_a_push_to_a_slow_server_fails_and_the_next_one_succeeds(
         branch(url).push(None, first)
         second = branch(url).commit(first, dict(files), "second", ADA, at("20T13:00"))
         with Relay(url, passes=passes, then="drips", takes=takes) as relay:
-            with pytest.raises(SourceError, match=r"less than 2048 bytes in 2 s \(see git-timeout"):
+            # on a machine under load, no byte may arrive in 2 s; then libgit2 itself ends the wait
+            with pytest.raises(SourceError, match=r"less than 2048 bytes in 2 s \(see git-timeout|socket: timed out"):
                 branch(relay.url, TIMEOUT_S).push(first, second)
             assert relay.stalled.is_set()
         tip = branch(url).fetch()
