@@ -131,7 +131,6 @@ def compare_identity(
     ``pinned`` is the identity that a BMC reported earlier at the same address. ``shared_values`` are values that
     several BMCs report (see `SharedIdentityValues.values`). gitboot ignores the shared values.
     """
-    reported = _replace_missing_report(reported, pinned)
     is_same = _is_same_machine(document.uuids, document.serials, reported, shared_values)
     if pinned is not None and (changes := _list_changes(document, pinned, reported, is_same=is_same)):
         changed = ", ".join(changes)
@@ -153,16 +152,6 @@ def compare_identity(
     )
 
 
-def _replace_missing_report(reported: ReportedIdentity, pinned: PinnedIdentity | None) -> ReportedIdentity:
-    """Return the changed identity that a BMC reported last if it reports no values now, and otherwise ``reported``.
-
-    BMCs report no values while they start, also the BMC of another machine.
-    """
-    if pinned is None or pinned.changed is None or reported.uuid is not None or reported.serial is not None:
-        return reported
-    return pinned.changed
-
-
 def are_different_systems(before: ReportedIdentity, after: ReportedIdentity) -> bool:
     """Return whether two reported identities definitely belong to different systems."""
     uuids = (before.uuid,) if before.uuid is not None else ()
@@ -182,7 +171,7 @@ def update_pinned_identity(
     if pinned is None or pinned.place != place:
         return PinnedIdentity(uuid=reported.uuid, serial=reported.serial, at=at, place=place)
     if isinstance(result, IdentityChanged):
-        updated = structs.replace(pinned, changed=structs.replace(_replace_missing_report(reported, pinned), sku=None))
+        updated = structs.replace(pinned, changed=structs.replace(reported, sku=None))
     else:
         updated = structs.replace(
             pinned, uuid=reported.uuid or pinned.uuid, serial=reported.serial or pinned.serial, changed=None
@@ -282,8 +271,11 @@ def _list_changes(
     - The document contains the missing value, and the other values belong to the machine in the document.
 
     ``is_same`` is the result of `_is_same_machine` for the document and the reported identity. If a person accepted a
-    BMC that reported no values, only an identity of another machine than the one in the document is a change.
+    BMC that reported no values, only an identity of another machine than the one in the document is a change. After a
+    change, a BMC that reports no values may still be the BMC of the other machine, so that is a change, too.
     """
+    if pinned.changed is not None and reported.uuid is None and reported.serial is None:
+        return [f"{NO_IDENTITY} instead of {ReportedIdentity(uuid=pinned.uuid, serial=pinned.serial)}"]
     if pinned.accepted and pinned.uuid is None and pinned.serial is None:
         return [f"{reported} instead of {NO_IDENTITY}"] if is_same is False else []
     uuid_is_same = _is_same_uuid(reported.uuid, pinned.uuid)

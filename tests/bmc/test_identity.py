@@ -381,11 +381,11 @@ def test_a_bmc_of_another_machine_that_reports_nothing_while_it_starts_stays_ano
     first: ReportedIdentity, other: ReportedIdentity
 ) -> None:
     pinned = accept_identity(_make_pin(first), at=NOW)
-    for reported in (other, ReportedIdentity(), other):
+    for reported in (other, ReportedIdentity(), ReportedIdentity(), other):
         identified = compare_identity(BY_BOTH, reported, pinned=pinned)
         assert isinstance(identified, IdentityChanged)
         pinned = update_pinned_identity(reported, identified, pinned=pinned, place=PLACE, at=NOW)
-        assert pinned.latest_identity == other
+        assert pinned.latest_identity == reported
     identified = compare_identity(BY_BOTH, SHOWS_BOTH, pinned=pinned)
     assert update_pinned_identity(SHOWS_BOTH, identified, pinned=pinned, place=PLACE, at=NOW).changed is None
 
