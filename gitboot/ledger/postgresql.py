@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -513,11 +512,12 @@ def _build_tls_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
     if "sslmode" in parameters or all(map(_is_local_host, hosts)):
         return {}
     is_named_in_url = "host" in parameters or "hostaddr" in parameters
-    if not is_named_in_url and effective.get("sslmode") in ("verify-ca", "verify-full"):
-        return {}  # the service or the environment that names the server also states how to verify it
-    is_of_service = not is_named_in_url and ("service" in parameters or "PGSERVICE" in os.environ)
-    has_authority = is_of_service or "sslrootcert" in effective  # for a service, libpq has a default file
-    return {"sslmode": "verify-full"} | ({} if has_authority else {"sslrootcert": "system"})
+    # libpq's default file, which gitboot uses only if a service or the environment names the server
+    has_default_file = not is_named_in_url and Path("~/.postgresql/root.crt").expanduser().is_file()
+    authority = {} if has_default_file or "sslrootcert" in effective else {"sslrootcert": "system"}
+    if not is_named_in_url and effective.get("sslmode") == "verify-ca":
+        return {}  # libpq rejects verify-ca with the authorities of the system
+    return {"sslmode": "verify-full"} | authority
 
 
 def _read_effective_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:

@@ -457,13 +457,13 @@ sslmode=verify-full
         ("here", "", {}),
         ("here", "host=db.example.net", {"sslmode": "verify-full", "sslrootcert": "system"}),
         ("private", "host=db.example.net", {"sslmode": "verify-full"}),
-        ("far", "", {"sslmode": "verify-full"}),
+        ("far", "", {"sslmode": "verify-full", "sslrootcert": "system"}),
         ("far", "host=localhost", {}),
         ("far", "sslmode=disable", {"sslmode": "disable"}),
-        ("encrypted", "", {"sslmode": "verify-full"}),
+        ("encrypted", "", {"sslmode": "verify-full", "sslrootcert": "system"}),
         ("unverified", "", {"sslmode": "verify-full"}),
         ("private", "", {}),
-        ("full", "", {}),
+        ("full", "", {"sslmode": "verify-full", "sslrootcert": "system"}),
         ("missing", "", {}),  # libpq reports this error when it connects
     ],
 )
@@ -473,6 +473,7 @@ def test_a_service_decides_how_a_server_is_verified_but_not_whether(
 ) -> None:
     (file := tmp_path / "services").write_text(SERVICES)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path))
         patch.setenv("PGSERVICEFILE", str(file))
         if is_in_url:
             query = f"service={service}&{query}"
@@ -480,6 +481,17 @@ def test_a_service_decides_how_a_server_is_verified_but_not_whether(
             patch.setenv("PGSERVICE", service)
         arguments = build_arguments(PostgresAddress.parse(f"postgresql:///gitboot?{query}", None))
     assert {name: arguments[name] for name in ("sslmode", "sslrootcert") if name in arguments} == added
+
+
+def test_the_default_file_of_libpq_verifies_the_server_of_a_service(tmp_path: Path) -> None:
+    (file := tmp_path / "services").write_text(SERVICES)
+    (tmp_path / ".postgresql").mkdir()
+    (tmp_path / ".postgresql/root.crt").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(tmp_path))
+        patch.setenv("PGSERVICEFILE", str(file))
+        arguments = build_arguments(PostgresAddress.parse("postgresql:///gitboot?service=far", None))
+    assert (arguments["sslmode"], arguments.get("sslrootcert")) == ("verify-full", None)
 
 
 @for_each(
