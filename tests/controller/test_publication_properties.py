@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from gitboot.fetchlog.spool import IDENTITY
 from gitboot.fleet.revision import Snapshot
 from gitboot.publish.publisher import OutputDirectory
+from gitboot.publish.tree_reader import RESERVES
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, Edit, Tree, rename_fleet, tree_of
 from tests.helpers.cases import count_examples
 from tests.helpers.fleets import snapshot
@@ -152,11 +153,12 @@ def publish_fresh(bench: Bench, instance_folder: Path, accepted: Snapshot, folde
 
 
 def make_comparable(files: Mapping[str, bytes]) -> dict[str, object]:
-    """Return the files without the lists of content that is kept for a while.
+    """Return the files without the reserved space and the lists of content that is kept for a while.
 
     The versions of the signed list count up, so only the content of the list is compared.
     """
-    found: dict[str, object] = {path: data for path, data in files.items() if not path.startswith((RETIRED, SIGNED))}
+    ignored = (RETIRED, SIGNED, *RESERVES)
+    found: dict[str, object] = {path: data for path, data in files.items() if not path.startswith(ignored)}
     return found | {SIGNED: read_signed_list(files)}
 
 
