@@ -111,7 +111,7 @@ def limit_evaluation() -> Iterator[SetLimits]:
     Yields a function that adjusts the limits to a number of files. Raises `InvalidRepository` if the process runs out
     of memory. If the process runs out of CPU time, the kernel kills it.
     """
-    from gitboot.process_resources import lift_memory_limit, pause_garbage_collection
+    from gitboot.child_processes import lift_memory_limit, pause_garbage_collection
 
     if (set_limits := _settings.set_limits) is None:
         with pause_garbage_collection():
@@ -137,7 +137,7 @@ def limit_evaluation() -> Iterator[SetLimits]:
 
 
 def _apply_limits(limits: EvaluationLimits, file_count: int) -> None:
-    from gitboot.process_resources import ProcessUsage
+    from gitboot.child_processes import ProcessUsage
 
     limits.set_limits(ProcessUsage.measure(), file_count)
 

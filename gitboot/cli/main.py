@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn, Self
 import click
 
 from gitboot import __version__
+from gitboot.child_processes import pause_garbage_collection
 from gitboot.errors import (
     AssetError,
     ForgeRefused,
@@ -32,7 +33,6 @@ from gitboot.errors import (
     UnusableSource,
     UsageError,
 )
-from gitboot.process_resources import pause_garbage_collection
 from gitboot.standard_streams import escape_output, find_output_error
 from gitboot.text import format_suggestion
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec import structs
 
+from gitboot.child_processes import pause_garbage_collection
 from gitboot.controller.instance_state import InstanceState, LastFetch
 from gitboot.controller.reconcile_inputs import Components, ReconcileContext
 from gitboot.controller.stages.ask import ask
@@ -16,7 +17,6 @@ from gitboot.controller.stages.publish import publish
 from gitboot.controller.stages.report import report
 from gitboot.controller.stages.update_ledger import accept, learn, resume, take_in, write_ledger
 from gitboot.errors import LedgerError
-from gitboot.process_resources import pause_garbage_collection
 from gitboot.status.conditions import Condition, Event, find_remedy
 from gitboot.status.instance_status import Endpoints, ForgeReport, Status, ThreadFailure
 from gitboot.status.work_progress import Stage, StageTimes, Stopwatch

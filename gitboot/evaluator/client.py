@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Struct, structs
 
-from gitboot.child_processes import OUT_OF_MEMORY, Child, describe_exit
+from gitboot.child_processes import OUT_OF_MEMORY, Child, describe_exit, pause_garbage_collection
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, SourceError
 from gitboot.evaluator import protocol
@@ -24,7 +24,6 @@ from gitboot.fleet.identities import Machine
 from gitboot.fleet.overlay import apply_changes, merge_changes
 from gitboot.fleet.revision import Revision
 from gitboot.model.scalars import SystemUuid
-from gitboot.process_resources import pause_garbage_collection
 from gitboot.resolve.explanation import SourceLocations
 from gitboot.resolve.server_decision import Decision, FieldSources, Host
 from gitboot.status.work_progress import ReportProgress, ignore_progress

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from msgspec import Struct, structs
 from msgspec.msgpack import Encoder
 
-from gitboot.child_processes import FrameBuffer, build_frame, encode, exit_with_parent
+from gitboot.child_processes import (
+    FrameBuffer,
+    ProcessLimits,
+    build_frame,
+    deduct_processor_time,
+    divide_limits,
+    encode,
+    exit_with_parent,
+)
 from gitboot.evaluator.cache import (
     Cache,
     DecidedRow,
@@ -36,7 +44,6 @@ from gitboot.fleet.documents import FleetRepository, Id, ParseCache, ParsedBlob,
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import LoadedFile, LoadedRevision, list_files, load_revision
 from gitboot.jsonio import Digest, build_decoder
-from gitboot.process_resources import ProcessLimits, deduct_processor_time, divide_limits
 from gitboot.resolve.decision_inputs import FleetView, SharedInputs, list_own_files
 from gitboot.resolve.fleet_decisions import DecidedServer, DecidedServers, FleetDecisions, decide_all, decide_revision
 from gitboot.resolve.policy_selection import OptOut, list_opt_outs

@@ -11,7 +11,14 @@ from typing import IO, Final
 
 from msgspec import structs
 
-from gitboot.child_processes import OUT_OF_MEMORY, become_child, read_frame, write_frame
+from gitboot.child_processes import (
+    OUT_OF_MEMORY,
+    ProcessUsage,
+    become_child,
+    lift_memory_limit,
+    read_frame,
+    write_frame,
+)
 from gitboot.errors import CorruptClone, InvalidRepository, SourceError
 from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import RemoteCache
@@ -27,7 +34,6 @@ from gitboot.model.fleet import FleetSpec, Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Server
 from gitboot.problems import Code
-from gitboot.process_resources import ProcessUsage, lift_memory_limit
 from gitboot.resolve.explanation import (
     DocumentLocation,
     Explanations,

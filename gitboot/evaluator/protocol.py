@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from gitboot.child_processes import encode
+from gitboot.child_processes import ProcessUsage, encode
 from gitboot.errors import FleetOrders
 from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.identities import NO_MOVES, Machine, Moves, list_machines
@@ -27,7 +27,6 @@ from gitboot.jsonio import build_decoder, compute_digest, to_json_value
 from gitboot.model.fleet import FleetSpec
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, DatedProblem, Problem
-from gitboot.process_resources import ProcessUsage
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut, find_minimum_versions, list_opt_outs

@@ -6,10 +6,16 @@ import os
 import sys
 from functools import partial
 
-from gitboot.child_processes import OUT_OF_MEMORY, become_child, read_frame, write_frame
+from gitboot.child_processes import (
+    OUT_OF_MEMORY,
+    ProcessUsage,
+    become_child,
+    lift_memory_limit,
+    read_frame,
+    write_frame,
+)
 from gitboot.git.fetch import ERRORS, FetchFailure, FetchOrder, InProcessFetcher, Report, parse_order
 from gitboot.git.repository import is_out_of_memory, report_steps_to, report_work
-from gitboot.process_resources import ProcessUsage, lift_memory_limit
 
 
 def main(parent: str) -> None:

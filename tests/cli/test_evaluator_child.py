@@ -19,7 +19,7 @@ from typing import Any
 import click
 import pytest
 
-from gitboot import disk_cache, process_resources
+from gitboot import child_processes, disk_cache
 from gitboot.child_processes import build_frame, encode
 from gitboot.cli.main import cli
 from gitboot.controller.instance import state_directory
@@ -118,7 +118,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     opened: list[Path | None] = []
     began: list[None] = []
-    uncollected = process_resources.pause_garbage_collection
+    uncollected = child_processes.pause_garbage_collection
 
     class Opened(DiskCache):
         def __init__(self, path: Path | None, *more: Any, **options: Any) -> None:
@@ -131,7 +131,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
 
     for module in (disk_cache, state_directory):
         monkeypatch.setattr(module, "DiskCache", Opened)
-    monkeypatch.setattr(process_resources, "pause_garbage_collection", begin)
+    monkeypatch.setattr(child_processes, "pause_garbage_collection", begin)
     places = {name: rack.folder / name for name in "AHKW"}
     places |= {"E": rack.output / "ops" / "records", "F": tmp_path / "F", "S": rack.state}
     arguments = [*command.split(), *(str(places.get(each, each)) for each in COMMANDS[command].split())]

@@ -15,12 +15,12 @@ from unittest import mock
 
 import pytest
 
+from gitboot.child_processes import pause_garbage_collection
 from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.loop import Loop, WakeCause, WakeSignal
 from gitboot.controller.reconcile import Reconciler
 from gitboot.errors import LedgerError
 from gitboot.fleet.revision import Revision
-from gitboot.process_resources import pause_garbage_collection
 from gitboot.publish.manifest import STATUS
 from gitboot.status.conditions import Event
 from gitboot.status.work_progress import Stage

@@ -18,14 +18,13 @@ from typing import Any, Final
 import pytest
 
 from benchmarks.fleet import Fleet
-from gitboot.child_processes import encode
+from gitboot.child_processes import ProcessUsage, deduct_processor_time, divide_limits, encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator import cache
 from gitboot.evaluator import evaluation as workers_module
 from gitboot.evaluator.evaluation import Evaluator, Workers
 from gitboot.evaluator.process import build_report
 from gitboot.fleet.revision import BlobId, Revision, Snapshot
-from gitboot.process_resources import ProcessUsage, deduct_processor_time, divide_limits
 from tests.helpers.evaluations import StoredResults
 
 ROOT: Final = Path(__file__).parents[2]

@@ -573,7 +573,7 @@ def test_commits_by_others_on_the_branch_of_gitboot_do_not_exceed_the_disk_limit
 def test_a_process_with_a_file_size_limit_gets_an_error_from_the_write() -> None:
     program = (
         "import tempfile\n"
-        "from gitboot.process_resources import limit_file_size\n"
+        "from gitboot.child_processes import limit_file_size\n"
         "with tempfile.TemporaryFile() as file:\n"
         "    file.write(bytes(2000))\n"
         "    try:\n"

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from gitboot.artifacts.downloads import WebFetcher
 from gitboot.artifacts.signatures import VendorKeys
+from gitboot.child_processes import limit_file_size
 from gitboot.errors import (
     AssetError,
     GitbootError,
@@ -29,7 +30,6 @@ from gitboot.image_sources.index_formats import FileRole, ImageSettings, Release
 from gitboot.model.boot_image import Checksums, DigestOrigin, Provenance, Signature
 from gitboot.model.scalars import ArtifactUrl
 from gitboot.model.server import Architecture
-from gitboot.process_resources import limit_file_size
 from tests.helpers.artifact_servers import ArtifactServer, artifact_server, compute_digest
 from tests.helpers.git_repositories import Minisign, Person, gpg_people, sign_with_gpg
 

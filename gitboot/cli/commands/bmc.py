@@ -16,6 +16,7 @@ import click
 from gitboot.bmc.credentials import FILE, get_credential_use, read_trust, render_access_file
 from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.worker_pool import open_connections
+from gitboot.child_processes import raise_open_file_limit
 from gitboot.cli.commands.bmc_enroll import enroll, scan_network
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
@@ -69,7 +70,6 @@ from gitboot.files import find_file_below
 from gitboot.fleet.identities import Machine
 from gitboot.jsonio import format_document
 from gitboot.model.scalars import Malformed, SystemUuid, parse_fingerprint
-from gitboot.process_resources import raise_open_file_limit
 from gitboot.resolve.plan_at_time import drop_ended_windows, make_plan
 from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state

@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import click
 from msgspec import Struct, structs
 
+from gitboot.child_processes import lift_processor_limit
 from gitboot.cli.commands.artifacts import build_fetcher
 from gitboot.cli.commands.new import image_keys_option, open_image_keys
 from gitboot.cli.completion import complete_streams
@@ -54,7 +55,6 @@ from gitboot.image_sources.stream_updates import StreamUpdate, StreamUpdater, li
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.model.boot_image import Follow, Provenance, RequiredProvenance, Rollout
 from gitboot.model.fleet import Evidence
-from gitboot.process_resources import lift_processor_limit
 from gitboot.resolve.explanation import describe_origin
 from gitboot.resolve.fleet_decisions import FleetDecisions
 from gitboot.review.formats.markdown import format_code_block

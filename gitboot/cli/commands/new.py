@@ -15,6 +15,7 @@ from msgspec import structs
 
 from gitboot.artifacts.oci import OciReference
 from gitboot.artifacts.signatures import VendorKeys
+from gitboot.child_processes import lift_processor_limit
 from gitboot.cli.completion import complete_servers, complete_sources
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Exit, Group
@@ -55,7 +56,6 @@ from gitboot.model.scalars import (
     parse_name,
 )
 from gitboot.model.server import Architecture, Firmware
-from gitboot.process_resources import lift_processor_limit
 from gitboot.text import format_names, format_suggestion, quote_words
 
 

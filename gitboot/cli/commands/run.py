@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import structs
 
-from gitboot.child_processes import reap_orphans
+from gitboot.child_processes import pause_garbage_collection, raise_open_file_limit, reap_orphans
 from gitboot.cli.commands.prepare_tree import format_prepare_command
 from gitboot.cli.commands.serve import (
     AccessSettings,
@@ -59,7 +59,6 @@ from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.files import check_private_paths
 from gitboot.git.repository import parse_subpath
 from gitboot.ledger.store import PostgresAddress
-from gitboot.process_resources import pause_garbage_collection, raise_open_file_limit
 from gitboot.publish.targets.follower import parse_target
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Status

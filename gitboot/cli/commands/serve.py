@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from msgspec import Struct, structs
 
-from gitboot.child_processes import build_python_command, exit_with_parent, reap_orphans
+from gitboot.child_processes import (
+    build_python_command,
+    exit_with_parent,
+    pause_garbage_collection,
+    raise_open_file_limit,
+    reap_orphans,
+)
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
@@ -35,7 +41,6 @@ from gitboot.cli.terminal import StopRequest, log_format_option, log_to_events, 
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.files import check_fetch_log_folder, convert_os_errors, is_directory, is_file
 from gitboot.ledger.store import PostgresAddress, read_address
-from gitboot.process_resources import pause_garbage_collection, raise_open_file_limit
 from gitboot.status.conditions import Event
 from gitboot.system_clock import read_clock_state
 
