@@ -162,7 +162,7 @@ def _read_output(process: subprocess.Popen[bytes], end_s: float, max_bytes: int)
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """Kill a process and its process group.
 
-    If the process was reaped, do nothing, because another process could have its PID now.
+    Do nothing if this program has already read the exit code, because another process could have the PID now.
     """
     if process.returncode is None:
         with suppress(ProcessLookupError, PermissionError):

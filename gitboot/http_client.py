@@ -115,7 +115,7 @@ class RequestLimits:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no time remains for the next step."""
+        """Return whether the time for the request has passed."""
         return self._compute_left_s() <= 0
 
     def _compute_left_s(self) -> float:

@@ -6,7 +6,7 @@ import os
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -461,24 +461,31 @@ def test_one_server_that_fails_does_not_sync_every_other_server_alone(
     assert next(number_of_syncs) < len(names)
 
 
-@pytest.mark.parametrize("method", ["stage", "place"])
-@pytest.mark.parametrize("position", [0, -1], ids=["the first file", "the last file"])
-def test_a_file_that_cannot_be_replaced_keeps_no_other_boot_script_of_the_server_in_the_window(
-    here: Site, monkeypatch: pytest.MonkeyPatch, position: int, method: str
-) -> None:
-    window = [str(path.relative_to(here.root)) for path in find_window_scripts(here)]
-    failing, act = window[position], getattr(Disk, method)
+@contextmanager
+def make_path_fail(monkeypatch: pytest.MonkeyPatch, method: str, failing: str) -> Iterator[None]:
+    """Let a method of `Disk` fail for one path."""
+    act = getattr(Disk, method)
 
     def fail(self: Disk, path: str, *more: object, **options: object) -> None:
         if path == failing:
             raise PublishError(f"{path}: operation not permitted")
         act(self, path, *more, **options)
 
-    ends = WindowEnds()
     with monkeypatch.context() as patch:
         patch.setattr(Disk, method, fail)
-        with pytest.raises(WindowEndError, match=failing) as caught:
-            end_windows(here.root, ends, OVER)
+        yield
+
+
+@pytest.mark.parametrize("method", ["stage", "place"])
+@pytest.mark.parametrize("position", [0, -1], ids=["the first file", "the last file"])
+def test_a_file_that_cannot_be_replaced_keeps_no_other_boot_script_of_the_server_in_the_window(
+    here: Site, monkeypatch: pytest.MonkeyPatch, position: int, method: str
+) -> None:
+    window = [str(path.relative_to(here.root)) for path in find_window_scripts(here)]
+    failing = window[position]
+    ends = WindowEnds()
+    with make_path_fail(monkeypatch, method, failing), pytest.raises(WindowEndError, match=failing) as caught:
+        end_windows(here.root, ends, OVER)
     assert caught.value.servers == ("web01",)
     assert find_window_scripts(here) == [here.root / failing]
     assert find_temporary_files(here) == []
@@ -490,7 +497,7 @@ def test_a_file_that_cannot_be_replaced_keeps_no_other_boot_script_of_the_server
 def test_no_script_of_a_window_finds_the_user_data_of_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    here, act = Site(tmp_path / "out"), getattr(Disk, method)
+    here = Site(tmp_path / "out")
     templates = {"web": TEMPLATES["t"], "repair": '{"ignition": {"version": "3.4.0"}, "passwd": {}}'}
     live = [
         *ALWAYS[:2],
@@ -503,16 +510,9 @@ def test_no_script_of_a_window_finds_the_user_data_of_the_policy(
     window_data, scripts = data.read_bytes(), find_window_scripts(here)
     failing = str(scripts[-1].relative_to(here.root))
 
-    def fail(self: Disk, path: str, *more: object, **options: object) -> None:
-        if path == failing:
-            raise PublishError(f"{path}: operation not permitted")
-        act(self, path, *more, **options)
-
     ends = WindowEnds()
-    with monkeypatch.context() as patch:
-        patch.setattr(Disk, method, fail)
-        with pytest.raises(WindowEndError, match=failing):
-            end_windows(here.root, ends, OVER)
+    with make_path_fail(monkeypatch, method, failing), pytest.raises(WindowEndError, match=failing):
+        end_windows(here.root, ends, OVER)
     assert data.read_bytes() == window_data
     if method == "stage":
         assert find_window_scripts(here) == scripts, "the scripts of the policy must not find this user data either"

@@ -170,7 +170,7 @@ def _apply_attempt(update: LedgerUpdate, attempt: Attempt, *, is_newest_accepted
     update.known_pairs |= steps.approved_bmcs
     is_newly_accepted = accepted is not None and accepted.revision != update.facts.accepted
     if is_newly_accepted or is_newest_accepted:
-        update.void_approvals = tuple(update.before.approvals)  # used, or for a commit that was taken back
+        update.void_approvals = tuple(update.before.approvals)  # used, or for a commit that is no longer on the branch
     if accepted is None:
         return
     update.facts = structs.replace(update.facts, orders=attempt.orders, withheld=attempt.withheld)
