@@ -295,8 +295,10 @@ def _follow_active(
     def follow(fetcher: FetchProcess) -> None:
         commit: Commit | None = None
         source: Source | None = None
-        while not ended.is_set():
+        while True:
             wake_event.clear()
+            if ended.is_set():  # looked at after `clear`, so that no end is missed
+                return
             reference, accepted = read_followed()
             if reference is None:
                 wake_event.wait(CHECK_S)

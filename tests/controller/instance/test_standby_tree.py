@@ -9,6 +9,7 @@ import re
 import select
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,6 +21,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from gitboot.controller.instance import standby
 from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance.standby import PreparedTree, prepare
 from gitboot.controller.instance.state_directory import CACHE, PREPARING
@@ -342,3 +344,36 @@ def find_refusal(host: Host) -> str:
     except NotYetDone as error:
         return str(error)
     return ""
+
+
+# What a standby fetches and evaluates meanwhile
+
+
+def test_a_standby_that_ends_between_two_fetches_does_not_wait_for_the_next(tmp_path: Path) -> None:
+    is_clearing, may_clear, waits = threading.Event(), threading.Event(), list[float | None]()
+
+    class SlowEvent(threading.Event):
+        def clear(self) -> None:
+            is_clearing.set()
+            may_clear.wait(60)
+            super().clear()
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return super().wait(0)
+
+    wake_event = SlowEvent()
+
+    def finish_clearing() -> None:
+        """Let the thread clear the event that the end of the standby has set."""
+        eventually(wake_event.is_set, 60)
+        may_clear.set()
+
+    git_settings = GitSettings(repository=str(tmp_path / "missing"), reference="main")
+    settings = Settings(output=tmp_path, state=tmp_path, git=git_settings, listen="", poll_s=3600)
+    with standby._follow_active(
+        settings, lambda _: None, lambda: datetime.now(UTC), wake_event, lambda: ("main", None)
+    ):
+        assert is_clearing.wait(60)
+        threading.Thread(target=finish_clearing, daemon=True).start()
+    assert waits == []
