@@ -194,14 +194,11 @@ class Spool:
         self._file.close()
 
     def _run(self) -> None:
-        while (first := self._queue.get()) is not None:
-            items, is_closed = self._take_queued_items(first)
+        while (items := self._take_queued_items()) is not None:
             try:
                 self._write_queued_items(items)
             finally:
                 _fail_unfinished(items)
-            if is_closed:
-                return
 
     def _write_queued_items(self, items: list[_QueuedLine | _QueuedCall]) -> None:
         lines = (each for each in items if isinstance(each, _QueuedLine))
@@ -224,14 +221,15 @@ class Spool:
                 except BaseException as error:  # noqa: BLE001 - the future raises the error in the caller
                     each.future.set_exception(error)
 
-    def _take_queued_items(self, first_item: _QueuedLine | _QueuedCall) -> tuple[list[_QueuedLine | _QueuedCall], bool]:
-        """Return all queued items, and whether `close` was called."""
-        items = [first_item]
-        while len(items) < _MAX_BATCH_LINES and not self._queue.empty():
+    def _take_queued_items(self) -> list[_QueuedLine | _QueuedCall] | None:
+        """Wait for an item, and return all queued items, or None if there are no more items after `close`."""
+        items = list[_QueuedLine | _QueuedCall]()
+        while len(items) < _MAX_BATCH_LINES and not (items and self._queue.empty()):
             if (each := self._queue.get()) is None:
-                return items, True
+                self._queue.put(None)  # `close` ends each later call, also after an error
+                break
             items.append(each)
-        return items, False
+        return items or None
 
 
 def _fail_unfinished(items: Iterable[_QueuedLine | _QueuedCall]) -> None:

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
+from gitboot.background_threads import BackgroundThread
 from gitboot.fetchlog import spool
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.one_time_boots import ServedBoots
 from gitboot.fetchlog.spool import Spool, SpoolFile, count_deletions, count_deletions_after, encode_line, read_new_lines
 from gitboot.jsonio import Digest
+from tests.helpers.running_instance import eventually
 
 AT = datetime(2026, 11, 20, 22, 0, 0, 123456, tzinfo=UTC)
 
@@ -324,6 +326,32 @@ def test_all_that_waits_for_a_writer_thread_that_fails_gets_an_error(
     spooled.close()
     assert len(failures) == 2
     assert read_new_lines(tmp_path, {}).observations == [observation(3)]
+
+
+def test_a_writer_thread_that_fails_at_the_close_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that closes the spool may come to `join` after the writer thread's pause."""
+    begun, gate = threading.Event(), threading.Event()
+
+    def fail(_: SpoolFile, lines: bytes) -> None:
+        begun.set()
+        gate.wait(60)
+        raise MemoryError
+
+    def join_late(thread: BackgroundThread) -> None:
+        gate.set()
+        eventually(lambda: not thread.is_alive, 60)
+
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    monkeypatch.setattr(SpoolFile, "append", fail)
+    monkeypatch.setattr(BackgroundThread, "join", join_late)
+    spooled = Spool(tmp_path)
+    first = spooled.record(observation(1))
+    assert begun.wait(60)
+    waiting = spooled.record(observation(2))
+    spooled.close()
+    for future in (first, waiting):
+        with pytest.raises(OSError, match="writer thread"):
+            future.result(timeout=0)
 
 
 def test_a_closed_spool_rejects_each_observation(tmp_path: Path) -> None:
