@@ -61,7 +61,7 @@ def test_a_reader_sees_the_old_or_the_new_content_and_never_a_part(tmp_path: Pat
 
     reader = threading.Thread(target=read)
     reader.start()
-    began.wait()
+    assert began.wait(60)
     for number in range(50):
         write_atomically(path, contents[number % 2])
     done.set()

@@ -122,13 +122,13 @@ def ipmi_machine(uuid: str, password: str) -> Iterator[IpmiMachine]:
         while not ended.is_set():
             Session.wait_for_rsp(0.1)
 
-    thread = threading.Thread(target=answer)
+    thread = threading.Thread(target=answer, daemon=True)
     thread.start()
     try:
         yield machine
     finally:
         ended.set()
-        thread.join()
+        thread.join(60)  # pyghmi may wait without a limit for a machine that is gone
 
 
 UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")

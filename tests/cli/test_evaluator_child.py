@@ -191,15 +191,13 @@ def read_line(process: subprocess.Popen[str]) -> str:
 
 
 SIGNAL_PROGRAM = """
-def note(number, _):
-    os.write(1, f"{signal.Signals(number).name}\\n".encode())
-    if number == signal.SIGTERM:
-        os._exit(7)
-for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
-    signal.signal(number, note)
+numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM)
+signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # a signal before `sigwait` is kept
 print(os.getpid(), flush=True)
-while True:
-    signal.pause()
+while (number := signal.sigwait(numbers)) != signal.SIGTERM:
+    os.write(1, f"{signal.Signals(number).name}\\n".encode())
+os.write(1, b"SIGTERM\\n")
+os._exit(7)
 """
 
 

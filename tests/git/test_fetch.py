@@ -32,6 +32,7 @@ from tests.helpers.instance_with_bmcs import condition, run_command, wait_for_co
 from tests.helpers.running_instance import (
     Instance,
     Repository,
+    close_after,
     eventually,
     git,
     is_alive,
@@ -104,8 +105,7 @@ def run_and_kill(*arguments: str) -> Iterator[Instance]:
     finally:
         instance.process.kill()
         instance.process.wait()
-        reader.join(60)
-        instance.errors.close()
+        close_after(reader, instance.errors)
 
 
 def test_t4_the_pack_of_a_remote_is_unpacked_in_another_process_and_within_limits(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import re
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import dedent
@@ -212,8 +213,11 @@ class CopyScript:
         os.mkfifo(gate := self._commands / f"wait-{call}")
         try:
             running = self._start(source)
-            with gate.open("w"):  # opened when the command waits
+            gate_fd = _open_gate(gate, running)
+            try:
                 meanwhile()
+            finally:
+                os.close(gate_fd)
             return running.wait(600)
         finally:
             gate.unlink()
@@ -227,6 +231,15 @@ class CopyScript:
         (self._commands / "calls").unlink(missing_ok=True)
         environment = {**os.environ, "PATH": f"{self._commands}:{os.environ['PATH']}"}
         return subprocess.Popen([self._script, source], env=environment, stderr=subprocess.DEVNULL)
+
+
+def _open_gate(gate: Path, running: subprocess.Popen[bytes]) -> int:
+    """Open a FIFO as soon as a command of a script waits for it."""
+    while running.poll() is None:
+        with suppress(OSError):  # no command waits yet
+            return os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
+        time.sleep(0.01)
+    raise AssertionError(f"the script ended with {running.returncode} before it came to {gate.name}")
 
 
 # docs/tutorials/first-server.md as a script: its blocks in their order, below a folder instead of below /.

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import repeat
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ import pygit2
 import pytest
 
 from gitboot.fleet.revision import Revision
+from tests.helpers.http_peers import WebServer
 
 # Git repositories as people make them, and commits and packs that no git program writes.
 
@@ -367,8 +368,7 @@ class HttpsServer:
         )
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.certificate, key)
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_HttpBackend,), {"forge": self}))
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._server = WebServer(("127.0.0.1", 0), type("Handler", (_HttpBackend,), {"forge": self}), context)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
 
     @property

@@ -129,14 +129,40 @@ class WebResponse(NamedTuple):
     headers: Mapping[str, str] = {}
 
 
+class WebServer(ThreadingHTTPServer):
+    """A server that does the TLS handshake in the thread of the connection, so that no client delays another."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        handler: Callable[..., BaseHTTPRequestHandler],
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
+        super().__init__(address, handler)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self._tls is None:
+            super().finish_request(request, client_address)
+            return
+        request.settimeout(60)
+        try:
+            encrypted = self._tls.wrap_socket(request, server_side=True)
+        except OSError:  # the client gave up, or rejects the certificate
+            return
+        encrypted.settimeout(None)
+        try:
+            super().finish_request(encrypted, client_address)
+        finally:
+            self.shutdown_request(encrypted)
+
+
 @contextmanager
 def run_server(
     handler: Callable[..., BaseHTTPRequestHandler], tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
 ) -> Iterator[str]:
     """Run a server in a thread, and yield its URL."""
-    with ThreadingHTTPServer((host, 0), handler) as server:
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
+    with WebServer((host, 0), handler, tls) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:

@@ -38,7 +38,15 @@ from tests.helpers.postgresql import ForwardedConnections, PostgresServer, postg
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, TARGET, Profile
 from tests.helpers.redfish_double.server import Drop, RedfishServer, Service
-from tests.helpers.running_instance import Instance, Repository, create_ledger, eventually, list_children, running
+from tests.helpers.running_instance import (
+    Instance,
+    Repository,
+    close_after,
+    create_ledger,
+    eventually,
+    list_children,
+    running,
+)
 
 # A rack: servers with BMCs, the instance that drives them, and the commands as a person types them.
 
@@ -331,8 +339,7 @@ class Host:
 
     def _leave(self) -> None:
         if self.instance is not None:
-            self._reader.join(60)
-            self.instance.errors.close()
+            close_after(self._reader, self.instance.errors)
             self.told += self.instance.events
             self.instance = None
 

@@ -203,8 +203,14 @@ def running(
     finally:
         process.kill()
         process.wait()
-        reader.join(60)
-        instance.errors.close()
+        close_after(reader, instance.errors)
+
+
+def close_after(reader: threading.Thread, pipe: TextIO) -> None:
+    """Close the pipe that a thread has read to its end. Fail if another process still has the pipe open."""
+    reader.join(60)
+    assert not reader.is_alive()  # `close` would wait for the reader
+    pipe.close()
 
 
 def is_program(pid: int, name: str) -> bool:

@@ -172,7 +172,7 @@ def test_artifact_checks_of_one_host_do_not_count_on_another(path: Path) -> None
 def test_only_one_of_many_simultaneous_requests_gets_the_lease(path: Path) -> None:
     with open_ledger(path):
         pass
-    barrier = threading.Barrier(6)
+    barrier = threading.Barrier(6, timeout=60)
 
     def take(number: int) -> bool:
         with open_ledger(path) as ledger:

@@ -41,7 +41,7 @@ from tests.helpers.fleets import make_uuid
 from tests.helpers.git_repositories import free_port
 from tests.helpers.http_peers import Authority
 from tests.helpers.postgresql import PostgresServer, postgresql
-from tests.helpers.running_instance import Instance, eventually
+from tests.helpers.running_instance import Instance, close_after, eventually
 from tests.ledger.test_leader_lease import GIVEN, ONE, end_lease, hold_lease, open_fetch_log, read_schema
 from tests.ledger.test_store import NOON, WEB01, WEB02, write_rows, written
 
@@ -813,8 +813,7 @@ def test_a_database_that_was_moved_to_a_file_is_used_by_no_other_host_and_no_end
         finally:
             serve.process.send_signal(signal.SIGTERM)
             serve.process.wait(120)
-            reader.join()
-            serve.errors.close()
+            close_after(reader, serve.errors)
 
 
 def test_after_a_move_to_another_database_each_new_fetch_is_read(

@@ -32,7 +32,7 @@ from tests.helpers.forked_commands import run_forked
 from tests.helpers.instance_with_bmcs import CommandResult, run_command
 from tests.helpers.redfish_double.machine import Machine
 from tests.helpers.redfish_double.profiles import ENABLED, TARGET
-from tests.helpers.running_instance import Instance, eventually, git
+from tests.helpers.running_instance import Instance, close_after, eventually, git
 from tests.upgrades import make
 
 UPGRADES: Final = Path(make.__file__).parent
@@ -70,8 +70,7 @@ def run_endpoint(left: Path) -> Iterator[Instance]:
     finally:
         found.process.kill()
         found.process.wait()
-        reader.join()
-        found.errors.close()
+        close_after(reader, found.errors)
 
 
 def boot_files(left: Path) -> dict[Path, bytes]:

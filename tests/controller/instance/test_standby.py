@@ -49,7 +49,7 @@ from tests.helpers.instance_with_bmcs import (
     wait_for_condition,
 )
 from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
-from tests.helpers.running_instance import Instance, begin_records, eventually, git
+from tests.helpers.running_instance import Instance, begin_records, close_after, eventually, git
 
 _logger = logging.getLogger(__name__)
 OVERRIDE_WAIT_S = 600  # an override recorded while the server went down is set a minute later
@@ -427,8 +427,7 @@ def test_endpoints_on_other_hosts_serve_no_install_boot_from_an_earlier_output_t
         finally:
             serve.process.send_signal(signal.SIGTERM)
             serve.process.wait(120)
-            reader.join()
-            serve.errors.close()
+            close_after(reader, serve.errors)
 
 
 def test_random_failures_of_hosts_and_database_never_set_an_installation_twice(rack: Rack, lives: int) -> None:

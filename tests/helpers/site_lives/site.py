@@ -549,6 +549,7 @@ class SharedSite(Site):
         self._loop.run_until_complete(_wait_for_call(task, call))
         if call.connection is None:
             serving.crash_plan.held = None
+            call.end(is_lost=False)  # a thread may begin the call now
             return
         self.counts["a call hung while a fetch was answered"] += 1
         self.late, self._is_answering = None, True
