@@ -19,6 +19,7 @@ from msgspec import Struct
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program, signed_list_reader
+from gitboot.publish.durable_files import is_staging_name, split_path
 from gitboot.publish.manifest import MANIFEST, Head, compute_digest, parse_head
 from gitboot.publish.mirror_comparison import (
     FolderMirror,
@@ -351,8 +352,11 @@ def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str
             f"{format_instant(now)} (correct the clock; otherwise, the repair would reopen maintenance windows)"
         )
     for name in boot.names():
-        if name.startswith(SIGNED):
-            content = (root / BOOT / name).read_bytes()
+        if name.startswith(SIGNED) and not is_staging_name(split_path(name)[1]):
+            try:
+                content = (root / BOOT / name).read_bytes()
+            except OSError as error:
+                raise RaceError(f"{root / BOOT / name}: {error.strerror} ({_RETRY})") from error
             files[name] = MirrorFile(
                 path=name, expected=(FileVersion(None, compute_digest(content), len(content)),), versions=()
             )

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gitboot.errors import ForeignTree, PublishError
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import Disk, staging_path
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
 from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, repair
@@ -118,6 +118,16 @@ def test_absent_files_are_restored_and_boot_scripts_without_a_server_are_removed
     }
     assert run_repair(copy, output, "left.txt") == (0, {"left.txt": "Removed"}, [])
     shutil.rmtree(copy / "assets")
+    assert is_as_published(copy, output)
+
+
+def test_a_file_that_gitboot_has_not_placed_yet_is_not_copied(copy: Path, output: Path) -> None:
+    staged = output / "boot" / staging_path("signed/servers/web01.json")
+    staged.write_bytes(b"a part")
+    try:
+        assert run_repair(copy, output, ALL) == (0, {}, [])
+    finally:
+        staged.unlink()
     assert is_as_published(copy, output)
 
 
@@ -320,6 +330,23 @@ def test_a_tree_that_is_published_to_repeatedly_ends_a_repair_with_a_message(
         publisher.publish(next(fleets), INSIDE)
 
     assert_refused(empty, r"another process published in the meantime; run the command", publisher, on_start=publish)
+
+
+def test_a_file_of_the_list_that_is_removed_during_a_repair_is_not_an_error(
+    empty: Path, publisher: SignedSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, calls = FolderMirror.names, count(1)
+
+    def list_removed_file_once(mirror: FolderMirror) -> list[str]:
+        is_second = next(calls) == 2  # the listing of the tree's own list
+        return [*names(mirror), *(["signed/servers/gone.json"] if is_second else [])]
+
+    monkeypatch.setattr(FolderMirror, "names", list_removed_file_once)
+    with closing(WatchedStore(empty)) as store:
+        report = run_mend(store, publisher)
+    paths = {each.path for each in report.repairs}
+    assert "signed/timestamp.json" in paths
+    assert "signed/servers/gone.json" not in paths
 
 
 def test_a_repair_writes_nothing_from_a_tree_with_an_interrupted_publication(
