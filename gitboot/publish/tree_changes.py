@@ -746,8 +746,8 @@ _RESERVE_FILE_BYTES: Final = 32 * 1024  # small, because another program may tak
 
 def fill_reserve(disk: Disk) -> None:
     """Reserve the space and the inodes that gitboot needs to end windows on a full disk, or as much as is free."""
-    with suppress(PublishError):
-        for path in RESERVES:
+    for path in RESERVES:
+        with suppress(PublishError):
             if disk.size(path) != _RESERVE_FILE_BYTES:
                 disk.reserve_space(path, _RESERVE_FILE_BYTES)
 

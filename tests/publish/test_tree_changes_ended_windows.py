@@ -16,7 +16,7 @@ import pytest
 from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk, staging_path
 from gitboot.publish.publisher import OutputDirectory
-from gitboot.publish.tree_changes import WindowEndError, WindowEnds, end_windows
+from gitboot.publish.tree_changes import WindowEndError, WindowEnds, end_windows, fill_reserve
 from gitboot.publish.tree_reader import LOCK
 from gitboot.render.endpoint_files import parse_state_path
 from gitboot.render.paths import BOOT_PARAMETERS, DATA, IGNITION, NOCLOUD, USER_DATA, find_path_kind
@@ -398,6 +398,16 @@ def test_a_reserve_that_cannot_be_used_does_not_hide_that_the_disk_is_full(
     monkeypatch.setattr(Disk, "reserve_space", fail)
     with pytest.raises(WindowEndError, match="free some space"):
         end_windows(full_site.root, WindowEnds(), OVER)
+
+
+def test_the_rest_of_the_reserve_is_made_if_one_of_its_files_cannot_be(here: Site) -> None:
+    first, *others = sorted(find_reserve(here.root))
+    for path in (first, *others):
+        path.unlink()
+    first.mkdir()
+    with closing(Disk(here.root)) as disk:
+        fill_reserve(disk)
+    assert sorted(find_reserve(here.root)) == [first, *others]
 
 
 def test_every_window_ends_on_a_disk_without_a_free_inode(tmp_path: Path) -> None:
