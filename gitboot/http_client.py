@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import re
 import socket
 import ssl
 import threading
@@ -34,7 +33,7 @@ from urllib3.exceptions import ConnectTimeoutError, EmptyPoolError, HTTPError, N
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, UsageError
-from gitboot.text import redact_url
+from gitboot.text import redact_redirect, redact_url
 
 TOTAL_S: Final = 30.0  # time limit for a request and its complete response, unless the caller sets a deadline
 MAX_ANSWER_BYTES: Final = 1 << 20  # maximum size of a response that is read completely, unless the caller sets a limit
@@ -633,10 +632,9 @@ def _resolve_redirect(url: str, location: str) -> str:
     except (ValueError, UsageError):
         before, after = "", None
     if after != before and (before, after) != ("http", "https"):
-        shown_location, *_ = re.split("[?#]", redact_url(location))  # a query or a fragment may contain a signature
         raise RedirectRefused(
-            f"{format_host(url)} redirects to {shown_location[:_MAX_DETAIL_LENGTH]!r}, but gitboot follows a redirect "
-            "only to a valid URL with the same scheme, or from http to https"
+            f"{format_host(url)} redirects to {redact_redirect(location)[:_MAX_DETAIL_LENGTH]!r}, but gitboot follows "
+            "a redirect only to a valid URL with the same scheme, or from http to https"
         )
     return target
 

@@ -80,6 +80,14 @@ def redact_url(url: str, *, may_be_path: bool = True) -> str:
     return url[:start] + (address if _HOST_AND_PORT.match(address) else "…")
 
 
+def redact_redirect(location: str) -> str:
+    """Return the target of a redirect for use in messages, without a login, a query and a fragment.
+
+    A query or a fragment may contain a signature.
+    """
+    return re.split("[?#]", redact_url(location))[0]
+
+
 def quote_words(*words: object) -> str:
     """Quote words for a command that a person copies into a shell."""
     return shlex.join(map(str, words))

@@ -58,6 +58,12 @@ def test_a_reset_that_is_redirected_within_the_bmc_happens_once(rack: Rack, bmc:
     assert rack.machine.resets == 1
 
 
+def test_a_refused_redirect_shows_its_target_without_secrets(rack: Rack, bmc: BmcConnection) -> None:
+    rack.server.fault(Redirect(location="http://root:pa/s3cret@127.0.0.9:1/a?token=s3cret", status=307), on="PATCH")
+    with pytest.raises(BmcRejected, match=r"the BMC redirects to http://127\.0\.0\.9:1/a, but"):
+        bmc.set_override(ONCE.override, bmc.observe())
+
+
 @pytest.mark.parametrize("location", ["http://127.0.0.9:1/", "https://{host}{path}", "//127.0.0.9:1{path}"])
 @pytest.mark.parametrize("status", REDIRECT_STATUSES)
 def test_a_write_that_is_redirected_elsewhere_changes_nothing(
