@@ -26,7 +26,7 @@ from gitboot.cli.commands.artifacts import build_fetcher
 from gitboot.cli.instance_client import fetch_accepted_commit, open_instance
 from gitboot.errors import BmcUnreachable, HostUnreachable, UsageError
 from gitboot.http_client import HttpClient, MinimumRate, RedirectRefused, RequestLimits, check_credentials
-from tests.helpers.http_peers import Authority, StrangeAnswer, StrangeClient, strange_server
+from tests.helpers.http_peers import Authority, StrangeAnswer, StrangeClient, iterate_deadlines, strange_server
 from tests.helpers.instance_with_bmcs import run_command
 
 SHORT_S = 0.4  # a deadline: anything that takes longer on any machine ends with the same words
@@ -67,8 +67,9 @@ TRICKLES: dict[str, StrangeAnswer] = {
 @pytest.mark.parametrize("answer", TRICKLES.values(), ids=TRICKLES.keys())
 def test_finding_s16_a_slow_response_ends_at_the_deadline(answer: StrangeAnswer) -> None:
     with strange_server(answer) as server:
-        with pytest.raises(HostUnreachable, match=TOO_SLOW):
-            HttpClient().request_json(server.url, deadline_s=SHORT_S)
+        for deadline_s in iterate_deadlines(server):
+            with pytest.raises(HostUnreachable, match=TOO_SLOW):
+                HttpClient().request_json(server.url, deadline_s=deadline_s)
         assert server.left.wait(60)
 
 
@@ -250,10 +251,12 @@ def test_the_time_for_the_head_does_not_count_against_a_download() -> None:
 
 
 def test_an_artifact_that_arrives_slowly_is_unknown() -> None:
-    fetcher = WebFetcher(deadline_s=SHORT_S, rate=MinimumRate(size_bytes=1 << 20, period_s=SHORT_S))
+    rate = MinimumRate(size_bytes=1 << 20, period_s=SHORT_S)
     with strange_server(TRICKLES["body"]) as server:
-        with pytest.raises(HostUnreachable), fetcher.read(server.url) as content:
-            next(content.chunks)
+        for deadline_s in iterate_deadlines(server):
+            fetcher = WebFetcher(deadline_s=deadline_s, rate=rate)
+            with pytest.raises(HostUnreachable), fetcher.read(server.url) as content:
+                next(content.chunks)
         assert server.left.wait(60)
 
 
@@ -567,10 +570,16 @@ def test_a_response_is_parsed_as_json() -> None:
 def test_finding_s16_a_slow_bmc_ends_at_the_deadline(answer: StrangeAnswer) -> None:
     credentials = Credentials(name="", username="admin", password="secret")
     with strange_server(answer) as server:
-        bmc = BmcConnection(
-            server.url, credentials, system="/redfish/v1/Systems/1", connect_timeout_s=0.2, read_timeout_s=0.2
-        )
-        with pytest.raises(BmcUnreachable):
-            bmc.observe()
-        bmc.close(log_out=False)
+        for deadline_s in iterate_deadlines(server):
+            half_s = deadline_s / 2
+            bmc = BmcConnection(
+                server.url,
+                credentials,
+                system="/redfish/v1/Systems/1",
+                connect_timeout_s=half_s,
+                read_timeout_s=half_s,
+            )
+            with pytest.raises(BmcUnreachable):
+                bmc.observe()
+            bmc.close(log_out=False)
         assert server.left.wait(60)
