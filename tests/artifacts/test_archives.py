@@ -149,7 +149,6 @@ BAD = {
     "not gzip": (make_tar(), "a.tar.gz", "damaged"),
     "not a tar": (KERNEL, "a.tar", "damaged"),
     "empty": (b"", "a.tar.xz", "damaged"),
-    "a zip bomb": (make_zip({"amd64/linux": bytes(600 << 20)}), "a.zip", "more than 200 times its size"),
 }
 
 
@@ -163,6 +162,8 @@ def test_another_archive_is_refused(name: str) -> None:
 def test_an_archive_that_unpacks_to_far_more_is_refused() -> None:
     with pytest.raises(ArtifactMissing, match="more than 200 times its size"):
         list(read_archive_member(stream_zeros(1 << 30), "a.tar.gz", "amd64/linux"))
+    with pytest.raises(ArtifactMissing, match="more than 200 times its size"):
+        read(make_zip({"amd64/linux": bytes(600 << 20)}), "a.zip", "amd64/linux")
 
 
 def test_an_archive_has_limits_of_its_own_too(monkeypatch: pytest.MonkeyPatch) -> None:

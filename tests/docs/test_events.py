@@ -6,6 +6,7 @@ import ast
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from typing import Final, NamedTuple
 
 from gitboot.bmc.override_state import OverrideState
@@ -69,7 +70,12 @@ class Call(NamedTuple):
     facts: frozenset[str]  # the facts that the call names in literals
 
 
-def list_calls() -> Iterator[Call]:
+@cache
+def list_calls() -> tuple[Call, ...]:
+    return tuple(_find_calls())
+
+
+def _find_calls() -> Iterator[Call]:
     for path in sorted(CODE.rglob("*.py")):
         module, tree = path.relative_to(CODE).as_posix(), ast.parse(path.read_text())
         functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
@@ -113,9 +119,6 @@ def _list_keys(expression: ast.expr) -> Iterator[str]:
             yield from _list_keys(value) if key is None else [str(key.value)] if isinstance(key, ast.Constant) else []
 
 
-CALLS: Final = list(list_calls())
-
-
 def find_types(call: Call) -> set[str]:
     if isinstance(call.type, ast.Constant):
         return {str(call.type.value)}
@@ -135,9 +138,11 @@ def read_declared() -> dict[str, set[str]]:
 
 
 def test_the_page_has_each_event_type_that_the_code_can_write_and_no_other() -> None:
-    computed = {(each.module, ast.unparse(each.type)) for each in CALLS if not isinstance(each.type, ast.Constant)}
+    computed = {
+        (each.module, ast.unparse(each.type)) for each in list_calls() if not isinstance(each.type, ast.Constant)
+    }
     assert computed == _COMPUTED_TYPES.keys()
-    written = {type for call in CALLS for type in find_types(call)}
+    written = {type for call in list_calls() for type in find_types(call)}
     declared = read_declared().keys()
     assert (written - declared, declared - written) == (set(), set())
 
@@ -155,7 +160,7 @@ def test_a_type_that_is_computed_from_literals_is_in_its_module() -> None:
 
 def test_the_page_has_each_fact_that_a_call_names() -> None:
     declared, named = read_declared(), defaultdict[str, set[str]](set)
-    for call in CALLS:
+    for call in list_calls():
         for type in find_types(call):
             named[type] |= call.facts
     assert {type: facts - declared[type] for type, facts in named.items() if facts - declared[type]} == {}
