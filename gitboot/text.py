@@ -81,7 +81,7 @@ def redact_url(url: str, *, may_be_path: bool = True) -> str:
 
 
 def redact_redirect(location: str) -> str:
-    """Return the target of a redirect for use in messages, without a login, a query and a fragment.
+    """Return the target of a redirect for use in messages, without the login, the query and the fragment.
 
     A query or a fragment may contain a signature.
     """

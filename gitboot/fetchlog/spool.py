@@ -8,7 +8,7 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -222,7 +222,7 @@ class Spool:
                     each.future.set_exception(error)
 
     def _take_queued_items(self) -> list[_QueuedLine | _QueuedCall] | None:
-        """Wait for an item, and return all queued items, or None if there are no more items after `close`."""
+        """Wait for an item. Return the next batch, or None if `close` was called and no item is left."""
         items = list[_QueuedLine | _QueuedCall]()
         while len(items) < _MAX_BATCH_LINES and not (items and self._queue.empty()):
             if (each := self._queue.get()) is None:
@@ -235,7 +235,7 @@ class Spool:
 def _fail_unfinished(items: Iterable[_QueuedLine | _QueuedCall]) -> None:
     """Fail the futures that are not complete, because callers must not wait for a thread that has ended."""
     for each in items:
-        if not each.future.done():
+        with suppress(InvalidStateError):  # the future is complete, or the caller has cancelled it
             each.future.set_exception(OSError("the spool's writer thread ended with an error"))
 
 

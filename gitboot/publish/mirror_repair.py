@@ -355,8 +355,10 @@ def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str
         if name.startswith(SIGNED) and not is_staging_name(split_path(name)[1]):
             try:
                 content = (root / BOOT / name).read_bytes()
-            except OSError as error:
+            except FileNotFoundError as error:
                 raise RaceError(f"{root / BOOT / name}: {error.strerror} ({_RETRY})") from error
+            except OSError as error:
+                raise PublishError(f"{root / BOOT / name} cannot be read: {error.strerror}") from error
             files[name] = MirrorFile(
                 path=name, expected=(FileVersion(None, compute_digest(content), len(content)),), versions=()
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shlex
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import dedent
@@ -235,11 +236,15 @@ class CopyScript:
 
 def _open_gate(gate: Path, running: subprocess.Popen[bytes]) -> int:
     """Open a FIFO as soon as a command of a script waits for it."""
-    while running.poll() is None:
-        with suppress(OSError):  # no command waits yet
+    until_s = time.monotonic() + 600
+    while running.poll() is None and time.monotonic() < until_s:
+        try:
             return os.open(gate, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # no command waits yet
+                raise
         time.sleep(0.01)
-    raise AssertionError(f"the script ended with {running.returncode} before it came to {gate.name}")
+    raise AssertionError(f"the script did not come to {gate.name}; its exit status is {running.returncode}")
 
 
 # docs/tutorials/first-server.md as a script: its blocks in their order, below a folder instead of below /.

@@ -349,6 +349,11 @@ def test_a_file_of_the_list_that_is_removed_during_a_repair_is_not_an_error(
     assert "signed/servers/gone.json" not in paths
 
 
+def test_a_file_of_the_list_that_cannot_be_read_ends_a_repair_at_once(empty: Path, publisher: SignedSite) -> None:
+    (publisher.boot / "signed" / "loop.json").symlink_to("loop.json")
+    assert_refused(empty, r"loop\.json cannot be read: Too many levels of symbolic links\Z", publisher)
+
+
 def test_a_repair_writes_nothing_from_a_tree_with_an_interrupted_publication(
     publisher: SignedSite, tmp_path: Path
 ) -> None:

@@ -297,7 +297,7 @@ def _follow_active(
         source: Source | None = None
         while True:
             wake_event.clear()
-            if ended.is_set():  # looked at after `clear`, so that no end is missed
+            if ended.is_set():  # check after `clear`, which also clears the wake-up at the end
                 return
             reference, accepted = read_followed()
             if reference is None:

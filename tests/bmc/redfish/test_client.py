@@ -428,6 +428,7 @@ def test_each_fault_of_a_write_has_its_own_error_and_causes_no_second_write(
     refused = ["GET"] if isinstance(fault, Intrusion) else []  # gitboot checks for another ETag
     assert eventually(lambda: [request.method for request in machine.requests] == ["GET", "PATCH", *refused])
     assert rack.connect().observe().override.enabled == enabled
+    assert [request.method for request in machine.requests].count("PATCH") == 1
 
 
 @pytest.mark.parametrize(
