@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -317,17 +318,15 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
     """
     if not (servers := repository.servers.values()):
         return
-    unmatched = [each for each in list_selectors(repository) if not each.select.servers]
+    servers_by_label: dict[tuple[str, str], Server] = {}  # the last server with each label
     for server in servers:
-        if not unmatched:
-            return
-        name, labels = server.metadata.name, server.metadata.labels
-        unmatched = [each for each in unmatched if not each.select.matches(name, labels)]
+        servers_by_label.update(dict.fromkeys(server.metadata.labels.items(), server))
     known_values: defaultdict[str, set[str]] = defaultdict(set)  # all values by label key
-    for server in servers:
-        for key, value in server.metadata.labels.items():
-            known_values[key].add(value)
-    for each in unmatched:
+    for key, value in servers_by_label:
+        known_values[key].add(value)
+    for each in list_selectors(repository):
+        if each.select.servers or _matches_a_server(each.select, servers, servers_by_label):
+            continue
         message, hint, at = _explain_unmatched_selector(each.select, known_values)
         yield repository.build_problem(
             Code.SELECTS_NO_SERVER,
@@ -338,6 +337,16 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
             hint=hint,
             severity=Severity.WARNING,
         )
+
+
+def _matches_a_server(
+    select: Selector, servers: Iterable[Server], servers_by_label: Mapping[tuple[str, str], Server]
+) -> bool:
+    labels = select.match_labels.items()
+    if not labels <= servers_by_label.keys():
+        return False
+    likely = (servers_by_label[each] for each in labels)
+    return any(select.matches(each.metadata.name, each.metadata.labels) for each in chain(likely, servers))
 
 
 def _explain_unmatched_selector(select: Selector, known_values: Mapping[str, Set[str]]) -> tuple[str, str, Path]:
