@@ -152,6 +152,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
 _FIRST_RETRY: Final = timedelta(minutes=1)  # pause after an unfinished evaluation; doubled each time
 _LONGEST_RETRY: Final = timedelta(minutes=30)
+# Failed evaluations of the accepted commit after which gitboot also judges a newer commit.
+_MIN_FAILURES: Final = 3
 _MAX_SUBJECT: Final = 120  # characters of a commit subject that fit on one line of the published page
 
 _Step = Callable[[Attempt, LedgerSnapshot, list[Event], datetime], Attempt]
@@ -292,11 +294,14 @@ class CommitAcceptor:
         return structs.replace(attempt, is_adopted=True)
 
     def _judge_newest(self, attempt: Attempt, snapshot: LedgerSnapshot, events: list[Event], at: datetime) -> Attempt:
-        if attempt.attempted is None and self._find_last_accepted(snapshot) is not None:
-            return attempt  # the commit that was accepted before is still being evaluated
         latest, suspension = self._source.latest(), snapshot.facts.suspension
         if latest is None:
             return attempt
+        awaits_accepted = False  # whether gitboot will repeat the evaluation of the accepted commit
+        if attempt.accepted is None and (accepted_before := self._find_last_accepted(snapshot)) is not None:
+            awaits_accepted = attempt.retry_at is not None
+            if latest == accepted_before or (attempt.attempted is None and attempt.retries < _MIN_FAILURES):
+                return attempt
         attempt, until = structs.replace(attempt, waiting=None), attempt.problems_until
         if attempt.accepted is not None and not attempt.is_behind and until is not None and until <= at:
             decisions = attempt.accepted.decisions
@@ -316,7 +321,8 @@ class CommitAcceptor:
             or is_gone != (attempt.missing_commit is not None)
         )
         before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
-        if attempt.retry_at is not None and at >= attempt.retry_at and not self._is_retrying:
+        is_retry_due = attempt.retry_at is not None and at >= attempt.retry_at and not awaits_accepted
+        if is_retry_due and not self._is_retrying:
             self._judge.forget_unevaluated_commits()
             self._is_retrying = True
         if latest == attempt.attempted and not attempt.is_behind:
@@ -336,7 +342,8 @@ class CommitAcceptor:
         reached = found.reached or attempt.accepted
         self._evaluation.end_process_unless_accepted(reached.revision if reached is not None else None)
         self._records_read, self._is_retrying = _list_install_values(snapshot), False
-        attempt = structs.replace(attempt, retry_at=None, retries=0)
+        if not awaits_accepted:
+            attempt = structs.replace(attempt, retry_at=None, retries=0)
         if suspension is not None and at < suspension.until:
             attempt = self._update_withheld_boots(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
             return structs.replace(
@@ -357,7 +364,7 @@ class CommitAcceptor:
         )
         attempt = self._update_withheld_boots(attempt, before, found.newer_commits, found.evaluated, is_gone=is_gone)
         attempt = structs.replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
-        if found.is_incomplete and (found.reached is None or found.reached.revision != latest):
+        if found.is_incomplete and not awaits_accepted and (found.reached is None or found.reached.revision != latest):
             attempt = _schedule_retry(attempt, retries, at)
         if found.invalid is not None:
             return _record_rejection(attempt, latest, found.invalid, events, at)
@@ -519,7 +526,12 @@ class CommitAcceptor:
         if accepted is None:  # without an accepted commit, a rewind cannot be detected
             before = self._find_last_accepted(snapshot)
             messages = [message for _, merged in self._source.merges(before, latest) for message in merged]
-            ahead = CommitsAhead(accepted=None, merges=((latest, messages),), omitted_commit=before or self._published)
+            ahead = CommitsAhead(
+                accepted=None,
+                merges=((latest, messages),),
+                omitted_commit=before or self._published,
+                lacks_accepted=before is not None,
+            )
             return _check_signatures(self._signatures, before, ahead)
         if self._last_ahead is None or self._last_ahead[:2] != (accepted.revision, latest):
             self._last_ahead = (
@@ -534,11 +546,10 @@ class CommitAcceptor:
 
     def _resume_commit(self, attempt: Attempt, snapshot: LedgerSnapshot, events: list[Event], at: datetime) -> Attempt:
         """Restore the last accepted commit after a start. Guards do not judge this commit again."""
-        if (
-            attempt.attempted is not None
-            or (before := self._find_last_accepted(snapshot)) is None
-            or (attempt.retry_at is not None and at < attempt.retry_at)
-        ):
+        if attempt.accepted is not None or (attempt.attempted is not None and attempt.retry_at is None):
+            return attempt
+        before = self._find_last_accepted(snapshot)
+        if before is None or (attempt.retry_at is not None and at < attempt.retry_at):
             return attempt
         checkpoint_commit = (
             self._checkpoint_commit
@@ -553,8 +564,11 @@ class CommitAcceptor:
                     self._evaluation.store_results(checkpoint_commit.revision)
                 evaluated = self._evaluation.evaluate(before, checkpoint_commit)
             except NotEvaluated as error:
-                attempt = _record_rejection(_schedule_retry(attempt, attempt.retries, at), before, error, events, at)
-                return structs.replace(attempt, attempted=None)
+                attempt = _schedule_retry(attempt, attempt.retries, at)
+                if attempt.candidate is not None:  # the hold of a newer commit names the problem
+                    return attempt
+                self._judge.forget_unevaluated_commits()
+                return structs.replace(_record_rejection(attempt, before, error, events, at), attempted=None)
             except InvalidRepository as error:
                 return _record_rejection(attempt, before, error.at(at), events, at)
             if evaluated is None:

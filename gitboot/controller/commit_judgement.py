@@ -63,7 +63,8 @@ class CommitsAhead(Struct, frozen=True, kw_only=True):
 
     accepted: Commit | None  # None: no commit is accepted yet
     merges: Merges  # oldest first
-    omitted_commit: Revision | None = None  # the accepted commit, if the newest commit does not descend from it
+    omitted_commit: Revision | None = None  # the accepted commit, if the newest commit is not compared with it
+    lacks_accepted: bool = False  # whether the omitted commit is in the clone, but cannot be evaluated
     untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # untrusted commits, with the reason
 
 
@@ -457,13 +458,16 @@ class CommitJudge:
         identity = snapshot.facts.identity
         if ahead.omitted_commit is not None:
             changes = changes.with_rewind(ahead.omitted_commit, commit.revision)
+        if ahead.lacks_accepted:
+            changes = changes.with_known_servers(snapshot.accepted_machines, commit.machines)
         return judge(
             changes,
             limits,
             pending=len(list_servers_to_install(snapshot, commit.decisions)) if base is None else None,
             returning=returning,
             inheritances=inherited,
-            is_rewind=ahead.omitted_commit is not None,
+            is_rewind=ahead.omitted_commit is not None and not ahead.lacks_accepted,
+            lacks_accepted=ahead.lacks_accepted,
             takeover=changes.takeover
             or (base is not None and base.allows_ledger(identity) and not commit.allows_ledger(identity)),
             bmcs=len(self._find_uncovered_bmcs(base, commit, snapshot)),

@@ -196,9 +196,9 @@ def _build_remedy(
 
 def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     attempt, fetched, suspension = state.attempt, state.fetched, state.snapshot.facts.suspension
-    served = attempt.accepted.revision[:12] if attempt.accepted is not None else None
-    stays = f". gitboot still serves commit {served}" if served is not None else ""
-    until_then = f". Until then, gitboot serves commit {served}" if served is not None else ""
+    served = (attempt.accepted.revision if attempt.accepted is not None else state.snapshot.facts.accepted or "")[:12]
+    stays = f". gitboot still serves commit {served}" if served else ""
+    until_then = f". Until then, gitboot serves commit {served}" if served else ""
     if attempt.clone_failure is not None:
         reason, message = attempt.clone_failure
         yield (

@@ -94,6 +94,12 @@ class Extent(Struct, frozen=True, kw_only=True):
         """
         return structs.replace(self, digest=compute_digest(["rewind", accepted, revision, self.digest]))
 
+    def with_known_servers(self, old: Collection[str], new: Collection[str]) -> Extent:
+        """Return a first extent that also counts removed servers, if only the UUIDs of the old servers are known."""
+        kept, whole = sum(each in new for each in old), self.areas[0]
+        area = structs.replace(whole, size=len(old), removed=len(old) - kept, added=whole.added - kept)
+        return structs.replace(self, before=len(old), areas=(area, *self.areas[1:]))
+
 
 class ChangeScope(Struct, frozen=True, kw_only=True):
     """The servers and documents that may differ between two commits, so that only these need to be compared.

@@ -119,6 +119,7 @@ def judge(
     returning: Sequence[str] = (),
     inheritances: Sequence[Inheritance] = (),
     is_rewind: bool = False,
+    lacks_accepted: bool = False,
     takeover: bool | None = None,
     bmcs: int = 0,
 ) -> Verdict:
@@ -131,6 +132,7 @@ def judge(
     - ``inheritances`` are the identities through which possibly installed machines would get the install boots of other
       servers.
     - ``is_rewind`` means that the commit does not descend from the accepted commit.
+    - ``lacks_accepted`` means that the accepted commit cannot be evaluated, so its changed servers are not known.
     - ``takeover`` means that an instance may no longer act for the fleet. If ``takeover`` is None, the value in the
       extent applies.
     - ``bmcs`` is the number of BMCs that would get credentials for the first time.
@@ -144,13 +146,14 @@ def judge(
     exceeded_limits = [
         *_find_exceeded_counts(
             (Guard.ALLOW_REWIND, "commits taken back", int(is_rewind), int(limits.allow_rewind)),
+            (Guard.ALLOW_REWIND, "accepted commits without an evaluation", int(lacks_accepted), 0),
             (Guard.ALLOW_TAKEOVER, "instances that may no longer act", int(takeover), int(limits.allow_takeover)),
             (Guard.MAX_BMC_CHANGES, "BMCs that never received these credentials", bmcs, limits.max_bmc_changes),
             (Guard.MAX_INSTALLS, "first boots", extent.installs if pending is None else pending, limits.max_installs),
             (Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets),
             (Guard.MAX_REINSTALLS, "servers that may be reinstalled", reinstalls, limits.max_reinstalls),
         ),
-        *(_find_exceeded_change_limits(extent, limits) if not extent.is_first else ()),
+        *_find_exceeded_change_limits(extent, limits),
     ]
     order = list(Guard)
     exceeded_limits.sort(key=lambda each: (order.index(each.guard), each.area != "all", each.area, each.what))
@@ -173,9 +176,9 @@ def _find_exceeded_counts(*counts: tuple[Guard, str, int, int]) -> Iterator[Exce
 
 
 def _find_exceeded_change_limits(extent: Extent, limits: Limits) -> Iterator[ExceededLimit]:
-    """Yield the exceeded limits on changes to an earlier commit. A first commit cannot exceed these limits."""
+    """Yield the exceeded limits on changes to an earlier commit. An instance's first commit has no such changes."""
     may_boot = "servers that may boot an image that claims for the first time not to write to disk"
-    unknown_changes = int(extent.changes_unknown_boots)
+    unknown_changes = int(extent.changes_unknown_boots and not extent.is_first)
     yield from _find_exceeded_counts(
         (
             Guard.MAX_UNKNOWN_CHANGES,

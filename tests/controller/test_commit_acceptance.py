@@ -16,7 +16,9 @@ from msgspec import structs
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.stages.report import LEDGER_RETRY
-from gitboot.errors import InvalidRepository, UsageError
+from gitboot.errors import InvalidRepository, NotEvaluated, UsageError
+from gitboot.evaluator.protocol import Commit, EvaluationResult, build_limit_problem
+from gitboot.fleet.revision import Revision
 from gitboot.importers.inventory import parse_mac_or_none, parse_uuid_list
 from gitboot.importers.inventory import parse_uuid_or_none as uuid_of_import
 from gitboot.ledger import instance_tables
@@ -41,7 +43,14 @@ from tests.helpers.fleets import SEED, decided, fleet, image, maintenance, make_
 from tests.helpers.fleets import make_mac as server_mac
 from tests.helpers.forked_commands import RUN_FIRST
 from tests.helpers.http_peers import make_authority
-from tests.helpers.instance_in_process import NOON, Parts, applied, reconcile_once, run_in_process
+from tests.helpers.instance_in_process import (
+    NOON,
+    InProcessEvaluator,
+    Parts,
+    applied,
+    reconcile_once,
+    run_in_process,
+)
 from tests.helpers.running_instance import Repository, eventually, git, running
 from tests.scenarios.test_credential_files import until
 
@@ -345,6 +354,45 @@ def test_an_output_tree_of_another_history_does_not_count_as_a_first_start(
     with run_in_process(tmp_path, other.bare, limits=Limits(), initial="adopt") as parts:
         reconcile_once(parts)
         assert (applied(parts), get_held(parts).guards) == (None, ("allowRewind",))
+
+
+@pytest.mark.parametrize("error", [InvalidRepository, NotEvaluated])
+def test_if_the_accepted_commit_cannot_be_evaluated_the_next_is_held_and_compared_with_what_is_known(
+    tmp_path: Path, repository: Repository, error: type[InvalidRepository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(allow_rewind=True)
+    with run_in_process(tmp_path, repository.bare, limits=limits, initial="adopt") as parts:
+        reconcile_once(parts)
+        before = parts.reconciler.status.applied or ""
+    scripts = sorted((tmp_path / "output/boot").rglob("*.ipxe"))
+    evaluate, failing = InProcessEvaluator.evaluate, {before}
+
+    def fail(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+        if revision in failing:
+            raise error([build_limit_problem("the evaluation exceeds its limit")])
+        return evaluate(self, revision, base)
+
+    monkeypatch.setattr(InProcessEvaluator, "evaluate", fail)
+    with run_in_process(tmp_path, repository.bare, limits=limits) as parts:
+        reconcile_once(parts)
+        assert not accepted(parts)[0]
+        message = next(each.message for each in parts.reconciler.status.conditions if each.type == "CommitAccepted")
+        assert "exceeds its limit" in message and message.endswith(f" serves commit {before[:12]}")
+        commit = repository.push(documents(servers=2))
+        for minutes in (1, 3, 7, 20):  # an evaluation that did not end is repeated before a newer commit is judged
+            reconcile_once(parts, minutes * 60)
+        held = get_held(parts)
+        assert (held.commit, held.guards) == (commit, ("allowRewind", "maxDeletePercent"))
+        assert "cannot evaluate the accepted commit" in held.reasons[0] and "10 of 12 servers" in held.reasons[1]
+        assert sorted((tmp_path / "output/boot").rglob("*.ipxe")) == scripts
+        if error is NotEvaluated:  # gitboot compares both as soon as the evaluation ends
+            failing.clear()
+            reconcile_once(parts, 60 * 60)
+            assert (applied(parts), get_held(parts).guards) == (before, ("maxDeletePercent",))
+            return
+        approve(parts, held.digest, held.guards)
+        reconcile_once(parts, 60 * 60)
+        assert applied(parts) == commit
 
 
 def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def format_effect(effect: Effect) -> str:
 
 def format_excess(excess: ExceededLimit) -> str:
     """Describe the number that a guard counted, and the limit that it exceeds."""
-    if (words := _TRIP_TEXTS.get(excess.guard)) is not None:
+    if (words := _TRIP_TEXTS.get(excess.what)) is not None:
         return words.format(limit=excess.limit)
     number = format_share(excess.number, excess.of) if excess.percent and excess.of else f"{excess.number:,}"
     of = f" of {excess.of:,}" if excess.of is not None else ""
@@ -245,6 +245,9 @@ def format_limit_clause(excess: ExceededLimit) -> str:
 
 _EXCEEDED: Final[Mapping[str, str]] = {  # texts by `Trip.what`
     "commits taken back": "the commit does not descend from the accepted commit",
+    "accepted commits without an evaluation": (
+        "gitboot cannot evaluate the accepted commit, so it cannot show which servers change"
+    ),
     "instances that may no longer act": "the commit takes servers away from the instance that manages them now",
     "BMCs that never received these credentials": (
         "the commit sends credentials to {BMC} that never received these credentials"
@@ -263,10 +266,11 @@ _EXCEEDED: Final[Mapping[str, str]] = {  # texts by `Trip.what`
     "servers changed": "the commit changes {server}",
 }
 _GUARDS_WITHOUT_NUMBER: Final = frozenset({Guard.ALLOW_EMPTY, Guard.ALLOW_REWIND, Guard.ALLOW_TAKEOVER})
-_TRIP_TEXTS: Final[Mapping[Guard, str]] = {
-    Guard.ALLOW_EMPTY: "no server is left",
-    Guard.ALLOW_REWIND: "the commit does not descend from the accepted one",
-    Guard.MAX_UNKNOWN_CHANGES: "the boot of unknown machines changes; the limit is {limit}",
+_TRIP_TEXTS: Final[Mapping[str, str]] = {  # texts by `Trip.what`
+    "servers left": "no server is left",
+    "commits taken back": "the commit does not descend from the accepted one",
+    "accepted commits without an evaluation": "the accepted commit cannot be evaluated",
+    "changes to the boot of unknown machines": "the boot of unknown machines changes; the limit is {limit}",
 }
 
 

@@ -64,7 +64,7 @@ def test_each_time_of_an_effect_has_a_phrase(effect: Effect, expected: str) -> N
     ("trip", "expected"),
     [
         (
-            ExceededLimit(guard=Guard.ALLOW_REWIND, what="", number=1, limit=0),
+            ExceededLimit(guard=Guard.ALLOW_REWIND, what="commits taken back", number=1, limit=0),
             "the commit does not descend from the accepted one",
         ),
         (
@@ -151,7 +151,7 @@ def test_each_number_that_a_guard_counts_has_a_clause() -> None:
         takeover=True,
         areas=(area, structs.replace(area, label=("site", "a"), size=9)),
     )
-    verdict = judge(extent, nothing, is_rewind=True, bmcs=1)
+    verdict = judge(extent, nothing, is_rewind=True, lacks_accepted=True, bmcs=1)
     after = judge(structs.replace(extent, after=20), nothing)  # with servers that may boot a claimed image
     trips = (*verdict.trips, *after.trips)
     assert {trip.guard for trip in trips} == {*Guard}
