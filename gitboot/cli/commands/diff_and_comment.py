@@ -112,7 +112,7 @@ def command(
 
     BASE..HEAD compares two commits. BASE...HEAD compares HEAD with the commit from which its branch started. BASE
     alone, or BASE..WORKTREE, compares BASE with the files in the work tree. PATH is the fleet. If your instance has
-    limits other than the defaults, pass the same limits here.
+    limits or --verify, pass the same limits, --verify and keys here.
 
     gitboot reads only the repository, and the instance that --accepted names. The results for overlapping maintenances
     and for certificates depend on the time, which --at sets.
