@@ -11,14 +11,13 @@ from binascii import b2a_base64
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from gitboot.jsonio import Digest
 from gitboot.render.paths import File, Files, is_immutable
+from gitboot.resolve.server_decision import TOKEN_LAYERS
 
 _END: Final = 2  # the published name of a token keeps this number of characters at each end
-_DEPTH: Final = 2  # how many times a template may have encoded a token in base64
 
 
 class EarlierKey(NamedTuple):
@@ -75,7 +74,7 @@ class _TokenRenamer:
     def __init__(self, tokens: Iterable[Digest], key: bytes | None) -> None:
         self.names = {token: _build_name(token, key) for token in tokens}
         replaced = [(token.encode(), name.encode()) for token, name in self.names.items() if token != name]
-        self._replacements = [each for pair in replaced for each in _encode_pairs(*pair, _DEPTH)]
+        self._replacements = [each for pair in replaced for each in _encode_pairs(*pair, TOKEN_LAYERS)]
         self._renamed: dict[tuple[bytes, str], File] = {}
 
     def rename_tokens(self, file: File) -> File:
@@ -116,17 +115,6 @@ class PublishedNames:
                     for each in (*self._earlier, self._current)
                 }
         return found
-
-
-def contains_encoded_token(text: str, token: Digest) -> bool:
-    """Return whether a text contains a token in base64."""
-    return any(each in text for each in _encode_token(token))
-
-
-@lru_cache(maxsize=256)  # gitboot searches several texts for the same token
-def _encode_token(token: Digest) -> tuple[str, ...]:
-    _, *encoded = (each.decode() for each, _ in _encode_pairs(token.encode(), token.encode(), _DEPTH))
-    return tuple(encoded)
 
 
 def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:

@@ -13,7 +13,7 @@ from gitboot.model.boot_image import UserDataFormat
 from gitboot.model.scalars import lookup_uuids
 from gitboot.render import paths
 from gitboot.render.paths import BUNDLED, ContentType, File
-from gitboot.resolve.server_decision import Decision, UserDataFiles
+from gitboot.resolve.server_decision import Decision, UserDataFiles, replace_token
 from gitboot.resolve.user_data_formats import find_volume, format_meta_data, parse_family
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def insert_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
     """
     if plan.token is None or decision.token is None:
         return text
-    return text.replace(decision.token, plan.token)
+    return replace_token(text, decision.token, plan.token)
 
 
 def render_immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -90,6 +92,27 @@ def report_token(uuid: SystemUuid, provision: int, image: str) -> str:
 def offer_token(*parts: str) -> Digest:
     """Return the digest that identifies an offer in paths, computed from the machine's UUID and other parts."""
     return Digest(sha256("\0".join(parts).encode()).hexdigest())
+
+
+TOKEN_LAYERS: Final = 2  # how many times a template may have encoded a token in base64
+_BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/])[A-Za-z0-9+/]{86,}")  # a token needs 86 characters
+
+
+def replace_token(text: str, old: str, new: str, layers: int = TOKEN_LAYERS) -> str:
+    """Replace a token in a text and in the base64 that the text contains."""
+    if old == new:
+        return text
+    text = text.replace(old, new)
+    return _BASE64.sub(lambda found: _replace_token_in_base64(found[0], old, new, layers - 1), text) if layers else text
+
+
+def _replace_token_in_base64(text: str, old: str, new: str, layers: int) -> str:
+    for start in range(4):  # characters before the base64 may look like base64, too
+        data = text[start:]
+        decoded = a2b_base64(data + "A" * (-len(data) % 4)).decode("latin-1")
+        if (replaced := replace_token(decoded, old, new, layers)) != decoded:
+            return text[:start] + b2a_base64(replaced.encode("latin-1"), newline=False).decode()[: len(data)]
+    return text
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +271,7 @@ class Boot:
         old_path = f"/{user_data.folder}/" if user_data is not None and not self.fetches_by_uuid else None
 
         def replace_parts(text: str) -> str:
-            return (text.replace(old_path, f"/{folder}/") if old_path is not None else text).replace(*token_change)
+            return replace_token(text.replace(old_path, f"/{folder}/") if old_path is not None else text, *token_change)
 
         return replace(
             self,

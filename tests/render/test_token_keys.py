@@ -18,6 +18,7 @@ from gitboot.render.paths import DATA, FAILED, IGNITION, PROVISIONED, File, Role
 from gitboot.render.server_files import RenderedState
 from gitboot.render.token_keys import EarlierKey, TokenKeys
 from gitboot.resolve.provisioning_record import InstallAttempt, Record, StepEvidence
+from gitboot.resolve.server_decision import replace_token
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import AFTER, BEFORE, ENTRY, MAC, START, Fleet, get, plan_fleet, site
 from tests.helpers.fleets import fleet, image, maintenance, make_uuid, policy, profile, server
@@ -136,6 +137,25 @@ def test_t6_a_token_in_base64_is_replaced_at_any_offset(
         return name.encode() + inner + b64encode(around + inner + beyond)
 
     assert names.rename_files({"boot/x": File(written(token))})["boot/x"].content == written(find_token(path) or "")
+
+
+@given(
+    st.binary(max_size=7),
+    st.binary(max_size=7),
+    st.binary(max_size=7),
+    st.binary(max_size=7),
+    st.text("a/:=", max_size=5),
+)
+def test_a_token_in_base64_becomes_the_token_of_another_attempt_at_any_offset(
+    before: bytes, after: bytes, around: bytes, beyond: bytes, prefix: str
+) -> None:
+    old, new = (sha256(each.encode()).hexdigest() for each in "ab")
+
+    def written(token: str) -> str:
+        inner = b64encode(before + token.encode() + after)
+        return f"{token} {prefix}{inner.decode()} {prefix}{b64encode(around + inner + beyond).decode()}"
+
+    assert replace_token(written(old), old, new) == written(new)
 
 
 # Owners

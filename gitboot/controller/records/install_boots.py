@@ -17,13 +17,11 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import IdentityKey
 from gitboot.fleet.overlay import merge_changes
 from gitboot.fleet.revision import Revision
-from gitboot.jsonio import Digest
 from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.model.boot_image import ConfigFrom
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.render.server_files import ServerState
-from gitboot.render.token_keys import contains_encoded_token
 from gitboot.resolve.install_attempts import (
     add_consumed_run,
     attempt_token,
@@ -48,7 +46,7 @@ from gitboot.resolve.provisioning_record import (
     StepEvidence,
     UnknownServe,
 )
-from gitboot.resolve.server_decision import Boot, Decision, WithheldBoot
+from gitboot.resolve.server_decision import Boot, Decision, WithheldBoot, replace_token
 from gitboot.resolve.server_plan import WAITING_CAUSES, BootPlan, Offer, Phase
 from gitboot.review.reinstalls import DescribedServer, find_withheld_boots, list_install_identities
 
@@ -70,7 +68,7 @@ def list_offers(state: ServerState) -> Iterator[Offer]:
         return
     yield report
     common = state.decision.token
-    if common is not None and common != report.plan and not _is_always_replaced(state.decision, common):
+    if common is not None and common != report.plan and not _is_replaced(state.decision, common, report.plan):
         yield structs.replace(report, plan=common, attempt=0)
 
 
@@ -101,17 +99,18 @@ def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
         )
 
 
-def _is_always_replaced(decision: Decision, common: Digest) -> bool:
+def _is_replaced(decision: Decision, common: str, token: str) -> bool:
     """Return whether an installer sees only the token of its attempt.
 
-    gitboot replaces the common token in plain text, but not in base64.
+    gitboot cannot replace the common token if the texts contain it in an encoding other than base64.
     """
     boot = decision.policy.boot if decision.policy is not None else None
     if boot is None:
         return False
     files = boot.user_data.files.values() if boot.user_data is not None else ()
-    texts = (*files, *boot.entries.values(), *boot.kernel_arguments)
-    return any(common in text for text in texts) and not any(contains_encoded_token(text, common) for text in texts)
+    return any(
+        replace_token(text, common, token) != text for text in (*files, *boot.entries.values(), *boot.kernel_arguments)
+    )
 
 
 def find_report_offer(decision: Decision, record: Record | None) -> Offer | None:

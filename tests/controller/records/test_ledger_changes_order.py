@@ -40,7 +40,7 @@ from gitboot.resolve.provisioning_record import (
     get_provisioning_fields,
     make_record_fields,
 )
-from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_decision import Decision, replace_token
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.evaluator.test_evaluation_properties import EDITS, LAWS, History, evaluate_or_problems, round_trip, tree_of
 from tests.helpers.cases import count_examples, require_value
@@ -319,15 +319,35 @@ def test_user_data_names_the_attempt_to_which_it_belongs(web01: OrderBench) -> N
     assert {FAILED.build_path(MAC, each) for each in (common, again.token)} <= published.keys()
 
 
-@pytest.mark.parametrize("more", ["", "bootcmd: {{ urls.failed }}\n"])  # also if another line has the token unencoded
-def test_an_installer_whose_user_data_hides_the_token_reports_with_the_common_token(
-    web01: OrderBench, more: str
+@pytest.mark.parametrize("text", [ENCODED, "#cloud-config\nscript: {{ (urls.failed | b64encode) | data_url }}\n"])
+def test_a_report_of_the_previous_installation_does_not_count_if_user_data_has_the_token_in_base64(
+    web01: OrderBench, text: str
 ) -> None:
-    web01.fetch_boot(web01.install(attempts=2, text=ENCODED + more))
+    web01.fetch_boot(web01.install(text=text))
     common = web01.token
-    web01.fetch_boot(web01.report_failure(common))
-    assert web01.token != common
     web01.report_success(common)
+    plan = web01.set_pending()
+    assert common is not None and web01.token != common
+    files = dict(render(web01.decisions.servers["web01"], plan))
+    user_data = files[DATA.build_path(MAC, web01.token or "", "user-data")].content.decode()
+    assert replace_token(user_data, web01.token or "", common) != user_data
+    assert replace_token(user_data, common, "0" * 64) == user_data
+    web01.fetch_boot(plan)
+    web01.wait(minutes=5).report_failure(common)
+    web01.report_success(common)
+    assert web01.step == "Attempted"
+    web01.report_success(web01.token)
+    assert web01.step == "Provisioned"
+
+
+def test_an_installer_whose_user_data_hides_the_token_reports_with_the_common_token(web01: OrderBench) -> None:
+    hidden = "#cloud-config\nscript: {{ ((urls.provisioned | b64encode) | b64encode) | b64encode }}\n"
+    web01.fetch_boot(web01.install(text=hidden))
+    common = web01.token
+    web01.report_success(common)
+    web01.fetch_boot(web01.set_pending())
+    assert web01.token != common
+    web01.wait(minutes=5).report_success(common)
     assert web01.step == "Provisioned"
 
 
