@@ -302,6 +302,8 @@ class CommitAcceptor:
             awaits_accepted = attempt.retry_at is not None
             if latest == accepted_before or (attempt.attempted is None and attempt.retries < _MIN_FAILURES):
                 return attempt
+        # number of evaluations of this commit that did not end
+        retries = attempt.retries if latest in (attempt.attempted, attempt.waiting) else 0
         attempt, until = structs.replace(attempt, waiting=None), attempt.problems_until
         if attempt.accepted is not None and not attempt.is_behind and until is not None and until <= at:
             decisions = attempt.accepted.decisions
@@ -320,9 +322,8 @@ class CommitAcceptor:
             or (attempt.problems_until is not None and attempt.problems_until <= at)
             or is_gone != (attempt.missing_commit is not None)
         )
-        before, retries = attempt.withheld, attempt.retries if latest == attempt.attempted else 0
-        is_retry_due = attempt.retry_at is not None and at >= attempt.retry_at and not awaits_accepted
-        if is_retry_due and not self._is_retrying:
+        before = attempt.withheld
+        if _is_retry_due(attempt, at) and not awaits_accepted and not self._is_retrying:
             self._judge.forget_unevaluated_commits()
             self._is_retrying = True
         if latest == attempt.attempted and not attempt.is_behind:
@@ -341,9 +342,11 @@ class CommitAcceptor:
             return attempt
         reached = found.reached or attempt.accepted
         self._evaluation.end_process_unless_accepted(reached.revision if reached is not None else None)
-        self._records_read, self._is_retrying = _list_install_values(snapshot), False
-        if not awaits_accepted:
+        if not awaits_accepted and not found.is_incomplete:
             attempt = structs.replace(attempt, retry_at=None, retries=0)
+        elif not awaits_accepted and (self._is_retrying or not retries):
+            attempt = _schedule_retry(attempt, retries, at)
+        self._records_read, self._is_retrying, scheduled = _list_install_values(snapshot), False, attempt
         if suspension is not None and at < suspension.until:
             attempt = self._update_withheld_boots(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
             return structs.replace(
@@ -364,8 +367,8 @@ class CommitAcceptor:
         )
         attempt = self._update_withheld_boots(attempt, before, found.newer_commits, found.evaluated, is_gone=is_gone)
         attempt = structs.replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
-        if found.is_incomplete and not awaits_accepted and (found.reached is None or found.reached.revision != latest):
-            attempt = _schedule_retry(attempt, retries, at)
+        if found.is_incomplete and found.reached is not None and found.reached.revision != latest:
+            attempt = structs.replace(attempt, retry_at=scheduled.retry_at, retries=scheduled.retries)
         if found.invalid is not None:
             return _record_rejection(attempt, latest, found.invalid, events, at)
         if (held := found.candidate) is None:
@@ -441,7 +444,9 @@ class CommitAcceptor:
         decide, unless ``evaluated`` descends from that commit.
         """
         now, accepted = None, attempt.accepted
-        if accepted is not None and newer and evaluated is not None:
+        if accepted is None:
+            return attempt  # after a restart, the accepted commit may still become known
+        if newer and evaluated is not None:
             path = (accepted, *newer)
             if (
                 self._last_withheld is None
@@ -461,9 +466,9 @@ class CommitAcceptor:
             return structs.replace(attempt, withheld=now, missing_commit=None)
         withheld, missing_commit = merge_withheld_boots(before, now), None
         if is_gone:
-            others, machines = now.servers if now is not None else {}, accepted.machines if accepted is not None else {}
+            others = now.servers if now is not None else {}
             servers = [each for each, boots in withheld.servers.items() if boots != others.get(each)]
-            missing_commit = MissingCommit(by, sum(each in machines for each in servers), is_here)
+            missing_commit = MissingCommit(by, sum(each in accepted.machines for each in servers), is_here)
         return structs.replace(attempt, withheld=withheld, missing_commit=missing_commit)
 
     def _is_commit_missing(self, withheld: WithheldBoots | None, latest: Revision) -> bool:
@@ -549,7 +554,7 @@ class CommitAcceptor:
         if attempt.accepted is not None or (attempt.attempted is not None and attempt.retry_at is None):
             return attempt
         before = self._find_last_accepted(snapshot)
-        if before is None or (attempt.retry_at is not None and at < attempt.retry_at):
+        if before is None or (attempt.retry_at is not None and not _is_retry_due(attempt, at)):
             return attempt
         checkpoint_commit = (
             self._checkpoint_commit
@@ -653,6 +658,11 @@ def _schedule_retry(attempt: Attempt, retries: int, at: datetime) -> Attempt:
     return structs.replace(
         attempt, retry_at=at + min(_FIRST_RETRY * 2 ** min(retries, 10), _LONGEST_RETRY), retries=retries + 1
     )
+
+
+def _is_retry_due(attempt: Attempt, at: datetime) -> bool:
+    """Return whether to repeat an evaluation now. After the clock was set back, do not wait for the earlier time."""
+    return attempt.retry_at is not None and not at < attempt.retry_at <= at + _LONGEST_RETRY
 
 
 def _record_rejection(

@@ -237,7 +237,7 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
         yield "CommitAccepted", False, "GuardTripped", format_held_commit(attempt.candidate)
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
         yield "CommitAccepted", True, "Valid", format_accepted_commit(attempt.accepted, attempt.signer)
-    elif attempt.attempted is not None or attempt.retry_at is not None:
+    elif attempt.problems:
         is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
         yield (
             "CommitAccepted",

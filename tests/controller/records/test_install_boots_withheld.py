@@ -16,8 +16,10 @@ from msgspec import structs
 
 from gitboot.cli.instance_client import request_change
 from gitboot.controller.operator_requests import APPROVE
+from gitboot.evaluator.protocol import Commit, EvaluationResult
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, encode_line
+from gitboot.fleet.revision import Revision
 from gitboot.git.fetch import CLONE
 from gitboot.ledger import instance_tables
 from gitboot.resolve.server_plan import BootPlan, Cause
@@ -26,7 +28,7 @@ from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import HeldCommit
 from tests.helpers.cases import require_value
 from tests.helpers.fleets import at, fleet, image, make_mac, make_uuid, policy, profile, server
-from tests.helpers.instance_in_process import Parts, run_in_process
+from tests.helpers.instance_in_process import InProcessEvaluator, Parts, run_in_process
 from tests.helpers.instance_with_bmcs import Rack, wait_for_condition
 from tests.helpers.instance_with_bmcs import boots as boots_of
 from tests.helpers.running_instance import Instance, Repository, eventually, git, running
@@ -583,6 +585,62 @@ def test_a_revert_that_is_evaluated_late_is_judged_by_the_fetches_until_its_boot
         fetch(parts, bad, 70)  # just before the files changed, and recorded just after
         reconcile_at(parts, 71, 72, 73)
         assert (get_held(parts).commit, get_held(parts).reinstalls) == (revert, ("web03",))
+
+
+def test_a_boot_stays_withheld_if_the_accepted_commit_is_evaluated_long_after_a_restart(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_approved(repository, tmp_path) as parts:
+        bad = require_value(parts.reconciler.status.accepted)
+        revert = push_revert(parts, repository)
+    evaluate, unending = InProcessEvaluator.evaluate, {bad}
+    running = {revert}  # the evaluation of the revert is still running
+
+    def evaluate_slowly(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+        return None if base is not None and revision in running else evaluate(self, revision, base)
+
+    monkeypatch.setattr(InProcessEvaluator, "evaluate", evaluate_slowly)
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE_LIMITS, unending=unending, clock=lambda: NOON) as parts:
+        reconcile_at(parts, 10, 100, 300, 500)
+        assert (get_held(parts).commit, get_held(parts).guards[-1]) == (revert, "allowRewind")
+        unending.clear()
+        for seconds in (1000, 1001, 1002):
+            reconcile_at(parts, seconds)
+            assert parts.reconciler.status.accepted == bad and f"{BAD}/kernel" not in read_scripts(tmp_path)
+        running.clear()
+        reconcile_at(parts, 1003, 1004, 1005)
+        assert (get_held(parts).commit, get_held(parts).reinstalls) == (revert, ("web03",))
+
+
+@pytest.mark.parametrize("seconds", [86_400, 3])  # the clock was ahead by a day, or an operator has suspended commits
+def test_an_evaluation_that_did_not_end_is_repeated_during_a_suspension_and_after_the_clock_was_set_back(
+    repository: Repository, tmp_path: Path, seconds: int
+) -> None:
+    unending = set[str]()
+    with run_approved(repository, tmp_path, unending) as parts:
+        if seconds == 3:
+            facts = {"until": (NOON + timedelta(days=9)).isoformat(), "reason": "an audit"}
+            instance_tables.add_request(parts.ledger, NOON, "op", "suspend", facts)
+            reconcile_at(parts, 2.5)
+        unending.add(repository.push(documents()))
+        reconcile_at(parts, seconds)
+        assert parts.reconciler.status.withheld == ()
+        unending.clear()
+        reconcile_at(parts, 40, 70, 71)
+        assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
+        assert f"{BAD}/kernel" not in read_scripts(tmp_path)
+
+
+def test_the_first_commit_is_evaluated_again_during_a_suspension(repository: Repository, tmp_path: Path) -> None:
+    unending = {git(repository.work, "rev-parse", "HEAD")}
+    with run_in_process(tmp_path, repository.bare, unending=unending, initial="adopt", clock=lambda: NOON) as parts:
+        facts = {"until": (NOON + timedelta(minutes=9)).isoformat(), "reason": "an audit"}
+        instance_tables.add_request(parts.ledger, NOON, "op", "suspend", facts)
+        reconcile_at(parts, 1, 2)
+        assert "CommitAccepted" not in {each.type for each in parts.reconciler.status.conditions}
+        unending.clear()
+        reconcile_at(parts, 600)
+        assert parts.reconciler.status.accepted == git(repository.work, "rev-parse", "HEAD")
 
 
 @pytest.mark.parametrize(("owner", "withheld"), [("web01", ["web00", "web01"]), ("unknown", ["web00"])])
