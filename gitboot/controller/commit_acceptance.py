@@ -182,7 +182,8 @@ class CommitAcceptor:
             None  # accepted commit, newest commit, merges and is_rewind of the last `_read_commits_ahead`
         )
         self._is_retrying = False  # whether gitboot is repeating evaluations that did not end
-        self._has_searched = False  # whether gitboot has searched the history since the start
+        # Whether gitboot has searched the history since the start, and whether the ledger contains the result.
+        self._has_searched, self._is_search_stored = False, False
         self._judged_by_records: Candidate | None = None  # the last candidate that was judged by the records
         self._records_read: tuple[object, ...] = ()  # the result of `_list_install_values` when it was judged
         self._last_withheld: tuple[tuple[Commit, ...], WithheldBoots | None] | None = (
@@ -205,6 +206,7 @@ class CommitAcceptor:
             structs.replace(before, clone_failure=None, searched=None, used_ack_ids=frozenset()),
             list[Event](),
         )
+        self._has_searched = self._is_search_stored
         if (
             snapshot.recorded_commit is None and snapshot.is_trusted
         ):  # at a start, use the records of the earlier process
@@ -251,6 +253,7 @@ class CommitAcceptor:
 
     def adopt(self, attempt: Attempt) -> Attempt:
         """Record the accepted commit in the clone. The ledger must already contain the commit."""
+        self._is_search_stored = self._has_searched
         try:
             return self._adopt_commit(attempt)
         except SourceError:

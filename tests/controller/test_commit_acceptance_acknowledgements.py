@@ -519,9 +519,10 @@ def remove_acknowledgements(folder: Path) -> None:
         ledger.executescript("DELETE FROM acknowledgements; DELETE FROM facts WHERE name = 'searched'")
 
 
+@pytest.mark.parametrize("fails", [False, True])  # whether the ledger cannot be written at first
 @pytest.mark.parametrize("rewound", [False, True])
 def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
-    work: WorkTree, people: dict[str, Person], trust: TrustSettings, rewound: bool
+    work: WorkTree, people: dict[str, Person], trust: TrustSettings, rewound: bool, fails: bool
 ) -> None:
     """Commits that were accepted before a rewind count, too: the ledger's events name them."""
     first, folder = work.head, work.path.parent
@@ -538,7 +539,15 @@ def test_the_ledger_is_filled_from_the_history_after_an_upgrade(
     remove_acknowledgements(folder)
     replayed = rewrite_commit(work, signed, NARROW)
     merge_with(work, back, replayed, "flatcar-2", f"Fine\n\n{said}")
-    with instance(work, trust) as parts:
+    with run_in_process(folder, work.path, limits=Limits(), trust=trust) as parts:
+        if fails:
+            trigger = (
+                "TEMP TRIGGER full BEFORE INSERT ON main.acknowledgements BEGIN SELECT RAISE(ABORT, 'no room'); END"
+            )
+            parts.ledger.database.execute(f"CREATE {trigger}")
+            reconcile_once(parts)
+            parts.ledger.database.execute("DROP TRIGGER temp.full")
+        reconcile_once(parts, 1)
         assert applied(parts) == back
         assert len(instance_tables.read_acknowledgements(parts.ledger)) >= (1 if rewound else 2)
         assert instance_tables.read_facts(parts.ledger).searched == back

@@ -624,7 +624,7 @@ def test_an_evaluation_that_did_not_end_is_repeated_during_a_suspension_and_afte
             reconcile_at(parts, 2.5)
         unending.add(repository.push(documents()))
         reconcile_at(parts, seconds)
-        assert parts.reconciler.status.withheld == ()
+        assert f"{BAD}/kernel" in read_scripts(tmp_path)
         unending.clear()
         reconcile_at(parts, 40, 70, 71)
         assert {each.server for each in parts.reconciler.status.withheld} == set(SERVERS)
@@ -637,7 +637,7 @@ def test_the_first_commit_is_evaluated_again_during_a_suspension(repository: Rep
         facts = {"until": (NOON + timedelta(minutes=9)).isoformat(), "reason": "an audit"}
         instance_tables.add_request(parts.ledger, NOON, "op", "suspend", facts)
         reconcile_at(parts, 1, 2)
-        assert "CommitAccepted" not in {each.type for each in parts.reconciler.status.conditions}
+        assert all(each.type != "CommitAccepted" for each in parts.reconciler.status.conditions)
         unending.clear()
         reconcile_at(parts, 600)
         assert parts.reconciler.status.accepted == git(repository.work, "rev-parse", "HEAD")
