@@ -671,7 +671,7 @@ def _is_retry_due(attempt: Attempt, at: datetime) -> bool:
 def _record_rejection(
     attempt: Attempt, revision: Revision, error: InvalidRepository, events: list[Event], at: datetime
 ) -> Attempt:
-    is_known = (attempt.attempted, attempt.problems, attempt.candidate) == (revision, error.problems, None)
+    is_known = (attempt.attempted or revision, attempt.problems, attempt.candidate) == (revision, error.problems, None)
     attempt = structs.replace(attempt, attempted=revision, problems=error.problems, candidate=None)
     if is_known:  # an event has already reported these problems
         return attempt

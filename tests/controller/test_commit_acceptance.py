@@ -385,6 +385,7 @@ def test_if_the_accepted_commit_cannot_be_evaluated_the_next_is_held_and_compare
         assert (held.commit, held.guards) == (commit, ("allowRewind", "maxDeletePercent"))
         assert "cannot evaluate the accepted commit" in held.reasons[0] and "10 of 12 servers" in held.reasons[1]
         assert sorted((tmp_path / "output/boot").rglob("*.ipxe")) == scripts
+        assert [each.type for each in parts.events if each.type in ("Rejected", "Held")] == ["Rejected", "Held"]
         if error is NotEvaluated:  # gitboot compares both as soon as the evaluation ends
             failing.clear()
             reconcile_once(parts, 60 * 60)
