@@ -25,6 +25,9 @@ from gitboot.text import format_error
 # matches the setting in the libpq parameter `options`
 _SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)")
 _SCHEMES: Final = ("postgresql", "postgres")
+# a password with any characters, even if they are not percent-encoded
+_PASSWORD: Final = re.compile(r"://.*:.*@", re.DOTALL)
+_HOSTS: Final = re.compile(r"(?:(?:\[[^]]*\]|[^][:,]*)(?::[0-9]*)?(?:,|\Z))*")
 
 
 class PostgresAddress(Struct, frozen=True, kw_only=True):
@@ -42,14 +45,17 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         try:
             parts = urlsplit(url)
         except ValueError:  # the text of this error may contain the password
-            raise UsageError("--ledger: the host is not valid; write postgresql://USER@HOST/DATABASE") from None
-        parameters = dict(parse_qsl(parts.query))
-        if parts.scheme not in _SCHEMES:
+            parts = None
+        parameters = dict(parse_qsl(parts.query)) if parts is not None else {}
+        if parts is not None and parts.scheme not in _SCHEMES:
             raise UsageError("--ledger expects a PostgreSQL database URL: postgresql://USER@HOST/DATABASE")
-        if parts.password is not None or "password" in parameters:
+        if _PASSWORD.search(url) or "password" in parameters:
             raise UsageError(
-                "--ledger must not contain a password, because others could read it; use --ledger-password"
+                "--ledger must not contain a password, because others could read it; use --ledger-password, and write "
+                "%40 for each other @ after the host"
             )
+        if parts is None or not _HOSTS.fullmatch(parts.netloc.rpartition("@")[2]):
+            raise UsageError("--ledger: the host or the port is not valid; write postgresql://USER@HOST/DATABASE")
         if not parts.path.strip("/") and "dbname" not in parameters:
             raise UsageError("--ledger needs a database name: postgresql://USER@HOST/DATABASE")
         if password is not None and not is_file(password):
