@@ -33,7 +33,7 @@ from urllib3.exceptions import ConnectTimeoutError, EmptyPoolError, HTTPError, N
 
 from gitboot import __version__
 from gitboot.errors import HostUnreachable, UsageError
-from gitboot.text import redact_redirect, redact_url
+from gitboot.text import redact_url
 
 TOTAL_S: Final = 30.0  # time limit for a request and its complete response, unless the caller sets a deadline
 MAX_ANSWER_BYTES: Final = 1 << 20  # maximum size of a response that is read completely, unless the caller sets a limit
@@ -609,7 +609,7 @@ def _build_proxy_manager(proxy: str, options: Mapping[str, Any]) -> urllib3.Prox
     try:
         parts = urlsplit(proxy)
         login, _, address = parts.netloc.rpartition("@")
-        if not parts.hostname or parts.port == 0 or address != urlsplit(redact_url(proxy, may_be_path=False)).netloc:
+        if not parts.hostname or parts.port == 0 or "@" in proxy.partition(parts.netloc)[2]:
             raise ValueError("there is no host, or an @ after the host")
         decoded_login = unquote_to_bytes(login).decode("latin-1")  # the encoding that urllib3 reverses
         headers = urllib3.make_headers(proxy_basic_auth=decoded_login) if login else None
@@ -633,8 +633,8 @@ def _resolve_redirect(url: str, location: str) -> str:
         before, after = "", None
     if after != before and (before, after) != ("http", "https"):
         raise RedirectRefused(
-            f"{format_host(url)} redirects to {redact_redirect(location)[:_MAX_DETAIL_LENGTH]!r}, but gitboot follows "
-            "a redirect only to a valid URL with the same scheme, or from http to https"
+            f"{format_host(url)} redirects to {redact_url(location, may_be_path=False)[:_MAX_DETAIL_LENGTH]!r}, but "
+            "gitboot follows a redirect only to a valid URL with the same scheme, or from http to https"
         )
     return target
 

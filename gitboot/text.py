@@ -54,38 +54,32 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-_URL_PREFIX: Final = re.compile(r"(?:[A-Za-z][A-Za-z0-9+.-]*:)?//")
-# A password follows a ":", and may contain any character if it is not percent-encoded.
-_LOGIN: Final = re.compile(r"\A(?:[^?#:]*:.*|[^/?#]*)@", re.DOTALL)
-_HOST_AND_PORT: Final = re.compile(r"(?:\[[^][/?#]*\]|[^][/?#:]*)(?::[0-9]*)?(?=[/?#]|\Z)")
+# RFC 3986, appendix B. A backslash ends the host too, as in the URL standard of the WHATWG.
+_URL: Final = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?//|)([^/?#\\]*)([^?#]*)")
+_SSH_ADDRESS: Final = re.compile(r"((?:\[[^]]*\]|[^:/?#])*)([^?#]*)")  # USER@HOST:PATH, see git-fetch(1)
+_HOST_AND_PORT: Final = re.compile(r"(?:\[[^][]*\]|[^][:]*)(?::[0-9]*)?")
 
 
 def redact_url(url: str, *, may_be_path: bool = True) -> str:
-    """Return a URL, which may be invalid, without its user name and password, for use in messages.
+    """Return the scheme, the host and the path of a URL, which may be invalid, for use in messages.
 
-    If the host or the path contains a ":" before the last "@" of the URL, the function removes all text between the
-    scheme and this "@", because the text may be a password. Otherwise, the function keeps the path and the query, which
-    may contain an "@". The function returns a path unchanged.
+    The function omits the user name, the password, the query and the fragment, because these may be secrets. It shows
+    "…" instead of the host and the path in these cases:
 
-    If ``may_be_path`` is false, the function always removes all text before the last "@", even if there is no scheme.
-    If there is no valid port after the host, the function shows only the scheme, because the text may be a login.
+    - The host or the port is not valid.
+    - There is an "@" in the path and a ":" before this "@", so that the text before the "@" may be a password.
+
+    The function returns a path unchanged. If ``may_be_path`` is false, the text is never a path or an address of SSH
+    without a scheme, and any "@" in the path of the URL hides the path, because the text before the "@" may be a token.
     """
     if may_be_path and ":" not in url.partition("/")[0] and not url.startswith("//"):
         return url
-    prefix = _URL_PREFIX.match(url)
-    start = prefix.end() if prefix is not None else 0
-    if may_be_path:
-        return url[:start] + _LOGIN.sub("", url[start:])
-    address = url[start:].rpartition("@")[2]
-    return url[:start] + (address if _HOST_AND_PORT.match(address) else "…")
-
-
-def redact_redirect(location: str) -> str:
-    """Return the target of a redirect for use in messages, without the login, the query and the fragment.
-
-    A query or a fragment may contain a signature.
-    """
-    return re.split("[?#]", redact_url(location))[0]
+    scheme, authority, path = _URL.findall(url)[0]
+    if may_be_path and not scheme:
+        authority, path = _SSH_ADDRESS.findall(url)[0]
+    address = authority.rpartition("@")[2]
+    may_be_login = "@" in path and (not may_be_path or ":" in f"{authority}{path}".rpartition("@")[0])
+    return f"{scheme}…" if may_be_login or not _HOST_AND_PORT.fullmatch(address) else f"{scheme}{address}{path}"
 
 
 def quote_words(*words: object) -> str:

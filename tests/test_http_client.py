@@ -354,14 +354,14 @@ def test_the_target_of_a_redirect_without_credentials_may_be_another_machine(mon
 @pytest.mark.parametrize(
     "target",
     [
-        *("https://me:s3cret@boot.test/there", "http://boot.test:x/there?key=s3cret", "//me:s3/cret@boot.test/"),
-        *("ftp://boot.test/x?user=s3cret@example.net", "ftp://boot.test/x#sig=s3cret", "ftp://me:s3cret?x@boot.test/"),
+        *("https://me:s3cret@boot.test/x", "ftp://boot.test/x?user=s3cret@example.net", "ftp://boot.test/x#sig=s3cret"),
+        *("http://boot.test:x/there?key=s3cret", "//me:s3/cret@boot.test/", "ftp://me:s3cret?x@boot.test/"),
     ],
 )
 def test_a_refused_redirect_shows_its_target_without_secrets(target: str) -> None:
     with (
         strange_server(leading_to(target)) as server,
-        pytest.raises(RedirectRefused, match=r"redirects to '[^']*boot\.test") as raised,
+        pytest.raises(RedirectRefused, match=r"redirects to '[^']*//(boot\.test/x|…)'") as raised,
         HttpClient().stream("GET", server.url, redirects=5),
     ):
         pass

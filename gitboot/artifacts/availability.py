@@ -24,6 +24,7 @@ from gitboot.child_processes import encode
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import Digest, build_decoder
 from gitboot.resolve.server_decision import BootFile, Decisions
+from gitboot.text import redact_url
 
 
 class Cache(Protocol):
@@ -360,7 +361,8 @@ def find_firmware_obstacle(head: ArtifactHead) -> str | None:
     before the download. Most firmware does not follow redirects.
     """
     if head.redirect_url is not None:
-        return f"firmware does not follow redirects, but this URL redirects to {head.redirect_url}"
+        shown_url = redact_url(head.redirect_url, may_be_path=False)
+        return f"firmware does not follow redirects, but this URL redirects to {shown_url}"
     if head.size is None:
         return "firmware needs the file size, but the response has no Content-Length"
     found = (head.content_type or "").partition(";")[0].strip().lower()

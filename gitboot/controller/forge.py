@@ -159,17 +159,18 @@ class Project(Struct, frozen=True, kw_only=True):
         """
         name, found, url = text.partition("=")
         if not found or name not in set(ForgeKind):
-            shown_text = redact_url(text, may_be_path=False)
             raise UsageError(
-                f"--forge {shown_text}: expected KIND=URL with the URL of the project's page; KIND is one of "
-                f"{', '.join(ForgeKind)}"
+                f"--forge {redact_url(text, may_be_path=False)}: expected KIND=URL with the URL of the project's page; "
+                f"KIND is one of {', '.join(ForgeKind)}"
             )
         host, parts = format_host(url), urlsplit(url)
         check_credentials(url, "the --forge token", allow_token_over_http=allow_token_over_http)
         page = parts.path.strip("/").removesuffix(".git")
         path = page.removeprefix(_derive_page_prefix(api, parts.scheme, host)) if api is not None else page
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
-            raise UsageError(f"--forge {text}: expected the URL of a project's page, which ends in OWNER/NAME")
+            raise UsageError(
+                f"--forge {name}={redact_url(url)}: expected the URL of a project's page, which ends in OWNER/NAME"
+            )
         root = f"{parts.scheme}://{host}"
         if api is None:
             api = "https://api.github.com" if host == "github.com" else f"{root}/api/{_APIS[ForgeKind(name)].version}"

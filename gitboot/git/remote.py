@@ -339,8 +339,8 @@ class _Callbacks(pygit2.RemoteCallbacks):
     ) -> pygit2.UserPass | pygit2.Keypair | pygit2.Username:
         if _parse_origin(url) != _parse_origin(self._remote.url):  # the remote has redirected libgit2 to another server
             raise SourceRefused(
-                f"{self._remote.url} redirects to {one_line(url)}, but gitboot will not send the credentials "
-                "there; if this redirect is correct, use the new URL as the repository"
+                f"{self._remote.url} redirects to {one_line(redact_url(url))}, but gitboot will not send the "
+                "credentials there; if this redirect is correct, use the new URL as the repository"
             )
         match self._remote.credentials:
             case SshKey() if allowed_types & CredentialType.USERNAME:

@@ -39,6 +39,7 @@ from gitboot.render.paths import (
     is_immutable,
     parse_request_path,
 )
+from gitboot.text import redact_url
 
 T = TypeVar("T")
 _CHUNK: Final = 1 << 20
@@ -614,7 +615,8 @@ def _find_faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -
     elif answer.redirect_url is not None:
         yield (
             MirrorFault.REDIRECTED,
-            (f"this path redirects to {answer.redirect_url}, but firmware does not follow redirects"),
+            f"this path redirects to {redact_url(answer.redirect_url, may_be_path=False)}, but firmware does not "
+            "follow redirects",
         )
     elif answer.status >= 500 or answer.status == 429:
         yield MirrorFault.UNKNOWN, f"the mirror returned {answer.status}"

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gitboot.artifacts.availability import (
@@ -235,7 +236,9 @@ def test_a_redirect_is_followed_and_firmware_would_not(server: ArtifactServer) -
     server.redirects["/old"] = "/a"
     seen = check_artifact(WebFetcher(), make_boot_file(f"{server.url}/old"), read=True)
     assert (seen.presence, seen.head.redirect_url) == (Presence.VERIFIED, f"{server.url}/a")
-    assert "redirect" in (find_firmware_obstacle(seen.head) or "")
+    signed = msgspec.structs.replace(seen.head, redirect_url=f"{server.url}/a?X-Amz-Signature=s3cret@x")
+    for head in (seen.head, signed):
+        assert (find_firmware_obstacle(head) or "").endswith(f"redirects to {server.url}/a")
 
 
 @pytest.mark.parametrize("where", ["/old", "file:///etc/passwd", "ftp://127.0.0.1/a"])

@@ -252,12 +252,15 @@ def test_headers_for_firmware_loaders_and_proxies_are_checked(
     assert verify(mirror.url, "--read-entries") == (8 if faults else 0, faults)
 
 
-def test_a_redirect_is_not_followed(mirror: CopyServer, verify: Verify) -> None:
+def test_a_redirect_is_not_followed(mirror: CopyServer, output: Path, verify: Verify) -> None:
     for path in (FIRST, ENTRY):
         mirror.answers[path] = (302, b"")
-        mirror.headers[path] = {"Location": f"{mirror.url}/elsewhere"}
+        mirror.headers[path] = {"Location": f"{mirror.url}/elsewhere?sig=s3cret"}
     assert verify(mirror.url, "--read-entries") == (8, {FIRST: "Redirected", ENTRY: "Redirected"})
-    assert not [path for _, path in mirror.asked if path == "/elsewhere"]
+    assert not [path for _, path in mirror.asked if path.startswith("/elsewhere")]
+    _, out, err = run_verify("--tree", output, mirror.url, "--read-entries")
+    assert f"redirects to {mirror.url}/elsewhere, but" in " ".join(out.split()).replace("/ elsewhere", "/elsewhere")
+    assert "s3cret" not in out + err
 
 
 def test_a_server_with_a_response_for_every_path_is_a_finding(mirror: CopyServer, verify: Verify) -> None:

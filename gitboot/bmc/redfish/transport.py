@@ -34,7 +34,7 @@ from gitboot.http_client import (
     current_limits,
     resolve_host,
 )
-from gitboot.text import redact_redirect
+from gitboot.text import redact_url
 
 # the limit for all requests of a task together, which is enough for 30 requests of 10 s each
 TASK_TIMEOUT_S: Final = 300.0
@@ -257,7 +257,7 @@ def _check_redirect(request: PreparedRequest, response: Response) -> None:
     except ValueError:
         is_own = False
     if not is_own or (request.method not in _READ_METHODS and response.status_code == HTTPStatus.SEE_OTHER):
-        location = redact_redirect(response.headers["Location"])[:200]
+        location = redact_url(response.headers["Location"], may_be_path=False)[:200]
         raise RequestAborted(
             BmcRejected,
             f"{response.status_code}: the BMC redirects to {location}, but gitboot does not follow this redirect",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from msgspec import structs
@@ -58,9 +59,19 @@ def test_a_reset_that_is_redirected_within_the_bmc_happens_once(rack: Rack, bmc:
     assert rack.machine.resets == 1
 
 
-def test_a_refused_redirect_shows_its_target_without_secrets(rack: Rack, bmc: BmcConnection) -> None:
-    rack.server.fault(Redirect(location="http://root:pa/s3cret@127.0.0.9:1/a?token=s3cret", status=307), on="PATCH")
-    with pytest.raises(BmcRejected, match=r"the BMC redirects to http://127\.0\.0\.9:1/a, but"):
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("http://root:s3cret@127.0.0.9:1/a?token=s3cret", "http://127.0.0.9:1/a"),
+        ("http://127.0.0.9:1/a?token=s3@cret", "http://127.0.0.9:1/a"),
+        ("http://root:pa/s3cret@127.0.0.9:1/a?token=s3cret", "http://…"),
+    ],
+)
+def test_a_refused_redirect_shows_its_target_without_secrets(
+    rack: Rack, bmc: BmcConnection, location: str, shown: str
+) -> None:
+    rack.server.fault(Redirect(location=location, status=307), on="PATCH")
+    with pytest.raises(BmcRejected, match=f"the BMC redirects to {re.escape(shown)}, but"):
         bmc.set_override(ONCE.override, bmc.observe())
 
 

@@ -307,7 +307,7 @@ def test_finding_p5_without_basic_authentication_the_message_names_the_redirecte
             f"GET {rack.server.url}/redfish/v1/Systems: 401: the BMC rejects the user name or password in the "
             'credentials "rack" by basic authentication, and does not open a session: '
             f"POST {rack.server.url}{SESSIONS}: {status}: "
-            f"the BMC redirects to {location}, but gitboot does not follow this redirect"
+            f"the BMC redirects to {location.replace('[', '…')}, but gitboot does not follow this redirect"
         )
 
 
