@@ -1,4 +1,4 @@
-"""Entry point of ``python -m gitboot``."""
+"""Entry point of the command ``gitboot`` and of ``python -m gitboot``."""
 
 import os
 import sys
@@ -7,6 +7,13 @@ import sys
 if not sys.flags.safe_path and sys.path[0] == os.getcwd():
     del sys.path[0]
 
+import signal
+
+# Until `program` can handle Ctrl-C, Ctrl-C ends the process without a traceback.
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 from gitboot.cli.main import program
 
-program()
+if __name__ == "__main__":
+    program()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
@@ -217,7 +218,11 @@ def program() -> NoReturn:
 
     escape_output()
     try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # `gitboot.__main__` sets this
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         main(OWN_PROCESS)
+    except KeyboardInterrupt:
+        sys.exit(Exit.INTERRUPTED)
     except SystemExit as ended:
         if why := find_output_error():
             click.echo(f"gitboot: cannot write to standard output: {why}", err=True)

@@ -10,6 +10,8 @@ import shlex
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -835,6 +837,37 @@ def test_render_writes_the_output_tree_once_and_does_not_touch_other_directories
     done = gitboot("render", tmp_path / "nowhere", "--out", out)
     assert (done.code, "nowhere is not a directory" in done.err) == (Exit.USAGE, True)
     assert sorted(fleet.rglob("*")) == before
+
+
+INTERRUPTED_PROGRAM = """
+import os, signal, sys, tomllib
+from importlib import import_module
+from pathlib import Path
+from runpy import run_module
+
+how, interrupted_import, pyproject = sys.argv[1:4]
+del sys.argv[1:4]
+entry, name = tomllib.loads(Path(pyproject).read_text())["project"]["scripts"]["gitboot"].split(":")
+
+def interrupt(event, arguments):
+    if event == "import" and arguments[0] == interrupted_import:
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.addaudithook(interrupt)
+if how == "-m":
+    run_module("gitboot", run_name="__main__", alter_sys=True)
+else:
+    getattr(import_module(entry), name)()
+"""
+
+
+@pytest.mark.parametrize("interrupted_import", ["click", "gitboot.cli.evaluator_child", "gitboot.cli.options"])
+@pytest.mark.parametrize("how", ["-m", "script"])
+def test_ctrl_c_while_a_command_starts_ends_it_without_a_traceback(how: str, interrupted_import: str) -> None:
+    arguments = [how, interrupted_import, str(ROOT / "pyproject.toml"), "explain", "Server"]
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED_PROGRAM, *arguments], capture_output=True, check=False)
+    assert done.returncode in (-signal.SIGINT, Exit.INTERRUPTED)
+    assert (done.stdout, done.stderr) == (b"", b"")
 
 
 def test_serve_serves_a_rendered_output_tree_until_it_is_stopped_and_logs_events(fleet: Path, tmp_path: Path) -> None:
