@@ -57,14 +57,20 @@ def find_newer_records(
     )
 
 
-def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime]:
-    """Return the fields of a record whose values never decrease."""
+def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime, bool]:
+    """Return the fields of a record whose values never decrease.
+
+    If the other fields are equal, a pending server becomes provisioned only because a commit lowers its number.
+    """
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
-        return (False, 0, 0, beginning, beginning, beginning)
+        return (False, 0, 0, beginning, beginning, beginning, False)
     last_run = max((run.at for run in record.runs.values()), default=beginning)
     last_evidence = max((_last_evidence_time(attempt) for attempt in record.attempts), default=beginning)
-    return (True, record.offered, record.taken_back, record.provisioned_at or beginning, last_run, last_evidence)
+    return (
+        *(True, record.offered, record.taken_back, record.provisioned_at or beginning, last_run, last_evidence),
+        record.provision is not None,
+    )
 
 
 def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:

@@ -360,6 +360,41 @@ def test_a_ledger_from_an_older_backup_is_detected_and_sets_nothing(rack: Rack, 
     assert web.times_set == 1
 
 
+@pytest.mark.parametrize("is_host_lost", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_number_that_was_lowered_since_the_backup_withdraws_the_installation(
+    rack: Rack, number: int, is_host_lost: bool
+) -> None:
+    web, backup = rack.add("web01", provision=2), rack.folder / "backup.sqlite"
+    rack.push()
+    rack.once(*rack.spool_options, records="fresh")
+    with closing(sqlite3.connect(rack.state / "ledger.sqlite")) as ledger, closing(sqlite3.connect(backup)) as copy:
+        ledger.backup(copy)
+    before = shutil.copytree(rack.output / "ops" / "records", rack.folder / "before")
+    web.provision = number
+    rack.push("Do not install it")
+    for _ in range(2):  # the fetches of the offered boot come first
+        rack.once(*rack.spool_options)
+    assert read_record(rack, web) == (number, "Adopted")
+    if is_host_lost:
+        shutil.rmtree(rack.output)
+        for path in rack.state.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for left in rack.state.glob("ledger.sqlite*"):
+        left.unlink()
+    shutil.copy(backup, rack.state / "ledger.sqlite")
+    assert rack.once(*rack.spool_options).code == Exit.PARTIAL
+    if is_host_lost:
+        rack.said("records", "begin", before)
+    else:
+        for older in ("as-recorded", before):
+            refused = rack.run_command("records", "begin", older, "--yes")
+            assert "the published tree has newer records for 1 server: web01" in refused.err
+        rack.said("records", "begin", rack.output / "ops" / "records")
+    assert rack.once(*rack.spool_options).code == Exit.FINE
+    assert (read_record(rack, web), web.times_set) == ((number, "Adopted"), 1)
+
+
 @pytest.mark.parametrize("said", ["what the tree knew", "what it knew before"])
 def test_an_older_ledger_begins_once_even_if_later_fetches_are_still_in_the_fetch_log(rack: Rack, said: str) -> None:
     """A server with a served boot and no report becomes unverified; all others get the record that was named."""

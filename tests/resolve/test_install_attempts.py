@@ -628,6 +628,8 @@ WITHHELD_BEFORE = UnknownServe("", "provision/1", StepEvidence(EARLY, "boot/x", 
             (),
             False,
         ),
+        ("its installation was withdrawn since", Record(provision=1, evidence="Adopted"), Record(), (), True),
+        ("the ledger has the withdrawal", Record(), Record(provision=1, evidence="Adopted"), (), False),
         ("it was set pending since", Record(provisioned_at=LATE), Record(provision=1, provisioned_at=EARLY), (), True),
         (
             "a maintenance was booted since",

@@ -246,6 +246,14 @@ def initialise_ledger(
         return "the ledger is verified already. Use gitboot records set for single servers"
     _check_init_mode(update, init_mode, records, doubt, names)
     number = update.next_decision_number()
+    withdrawn = {
+        uuid: own
+        for uuid, record in records.items()
+        if doubt == "RestoredLedger"
+        and record.provision is None
+        and (own := update.record(uuid)) is not None
+        and own.evidence == "Adopted"
+    }
     if init_mode is not InitMode.AS_RECORDED:
         update.discards_records = True
         update.new_records.clear()
@@ -256,10 +264,12 @@ def initialise_ledger(
         for each in servers:
             update.write_record(each.uuid, each.server, replace(make_adopted_record(each, update.at), offered=number))
     if init_mode is InitMode.RECORDS:
+        # A restored ledger has learned from Git that these servers are no longer to be installed.
+        newer = frozenset(find_newer_records(withdrawn, records, lambda uuid: (withdrawn[uuid].consumed_key,)))
         # Include machines that are not in the fleet now, because they may come back.
         for uuid, record in records.items():
             # Decision numbers in the file belong to another ledger.
-            new_record = replace(record, offered=number, answered=0, taken_back=0)
+            new_record = replace(withdrawn[uuid] if uuid in newer else record, offered=number, answered=0, taken_back=0)
             update.write_record(uuid, names.get(uuid, uuid), new_record)
         for each in servers:  # servers that the file does not contain stay unknown
             update.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
