@@ -128,7 +128,8 @@ def ipmi_machine(uuid: str, password: str) -> Iterator[IpmiMachine]:
         yield machine
     finally:
         ended.set()
-        thread.join(60)  # pyghmi may wait without a limit for a machine that is gone
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 UUID_ = SystemUuid("4c4c4544-0034-4a10-8056-b9c04f4d3732")
