@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -1042,6 +1043,17 @@ def test_a_former_place_is_used_again_if_the_new_one_is_lost_and_it_is_unverifie
     assert "The ledger is already at" in again.output, "as is another host's STATE told"
     (other := tmp_path / "other").mkdir()
     assert "was not moved" in str(reclaim(other, "--yes").exception), "one that has nothing to do with it"
+
+
+@pytest.mark.parametrize("tables", ["", "CREATE TABLE users (name); INSERT INTO users VALUES ('ada')"])
+def test_a_file_that_is_no_ledger_stays_as_it_is_and_cannot_be_reclaimed(tmp_path: Path, tables: str) -> None:
+    (other := tmp_path / "other.sqlite").touch()
+    with closing(sqlite3.connect(other)) as database:
+        database.executescript(tables)
+    before = other.read_bytes()
+    done = CliRunner().invoke(cli, ["ledger", "reclaim", str(other), "--state", str(tmp_path), "--yes"])
+    assert re.search(r"other\.sqlite: the ledger cannot be read \(no such table", str(done.exception))
+    assert other.read_bytes() == before
 
 
 def test_a_place_with_only_an_identity_can_be_used_again_only_by_that_ledger(path: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import set_ledger_aside, summarize_ledger
 from gitboot.ledger.postgresql_fetch_log import FETCHES
 from gitboot.ledger.schema import LEFT, UNFINISHED, Database, build_moved_error
-from gitboot.ledger.sqlite import SqliteDatabase
+from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
 from gitboot.ledger.store import (
     COPY,
     CopyNotes,
@@ -373,7 +373,9 @@ def plan_reclaim(path: Path, location: PostgresAddress | Path) -> ReclaimPlan:
     """
     if isinstance(location, Path) and not is_file(location):
         raise UsageError(f"{location} is not a file")
-    with closing(_open_old_ledger(location)) as database:
+    # A file that is opened for writing gets the tables of a ledger, even if it is another program's database.
+    database = ReadOnlySqlite(location) if isinstance(location, Path) else _open_old_ledger(location)
+    with closing(database):
         notes, name = CopyNotes.read(database), database.name
     mark = read_mark(get_mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
