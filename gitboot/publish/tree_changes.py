@@ -741,15 +741,12 @@ def _free_reserve(disk: Disk) -> bool:
     return False
 
 
-_RESERVE_FILE_BYTES: Final = 32 * 1024  # small, because another program may take the space that gitboot frees
-
-
 def fill_reserve(disk: Disk) -> None:
     """Reserve the space and the inodes that gitboot needs to end windows on a full disk, or as much as is free."""
-    for path in RESERVES:
+    for path, size_bytes in RESERVES.items():
         with suppress(PublishError):
-            if disk.size(path) != _RESERVE_FILE_BYTES:
-                disk.reserve_space(path, _RESERVE_FILE_BYTES)
+            if disk.size(path) != size_bytes:
+                disk.reserve_space(path, size_bytes)
 
 
 def _replace_files_together(disk: Disk, contents: _Contents, modified_at: datetime, changed_servers: set[str]) -> None:

@@ -360,6 +360,22 @@ def test_a_full_disk_without_a_reserve_keeps_whole_files_and_the_windows_end_wit
     assert all("boots its local disk" in read_boot(full_site, path) for path in LOOKUPS)
 
 
+@pytest.mark.parametrize("size_bytes", [200_000, 1_000_000])
+def test_the_largest_user_data_of_a_policy_replaces_that_of_a_window_on_a_full_disk(
+    tmp_path: Path, size_bytes: int
+) -> None:
+    """The old files of the window do not make enough room for the new files."""
+    policy_text = TEMPLATES["t"].replace("}}", '}, "passwd": {"users": [{"name": "%s"}]}}' % ("a" * size_bytes))
+    live, templates = make_live_fleet(policy_text)
+    servers = [server(name, "role: web") for name in ("web02", "web03")] if size_bytes < 500_000 else []
+    with small_disk(tmp_path, size="8m") as disk:
+        here = Site(disk / "out")
+        here.publish(plan_fleet(*live, *servers, REPAIR, now=AFTER, templates=templates), at=AFTER)
+        fill(disk / "filler")
+        assert len(end_windows_now(here, OVER)) == 1 + len(servers)
+        assert find_window_scripts(here) == [] and policy_text in (here.root / IGNITION.build_path(UUID)).read_text()
+
+
 def test_a_second_window_ends_on_a_full_disk(full_site: Site) -> None:
     end_windows_now(full_site, OVER)
     (full_site.root.parent / "filler").unlink()
@@ -503,18 +519,23 @@ def test_a_file_that_cannot_be_replaced_keeps_no_other_boot_script_of_the_server
     assert find_window_scripts(here) == []
 
 
+def make_live_fleet(policy_text: str) -> tuple[list[str], dict[str, str]]:
+    """Return a fleet whose policy and whose window boot an image with user data, and the templates of the user data."""
+    templates = {"web": policy_text, "repair": '{"ignition": {"version": "3.4.0"}, "passwd": {}}'}
+    return [
+        *ALWAYS[:2],
+        image("live-1", "userData: Ignition/3.4, writesDisk: false", "kernel, initrd"),
+        *(profile(name, "live-1", f"userData: {{format: Ignition/3.4, template: {name}}}") for name in templates),
+        policy("web"),
+    ], templates
+
+
 @pytest.mark.parametrize("method", ["stage", "place"])
 def test_no_script_of_a_window_finds_the_user_data_of_the_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     here = Site(tmp_path / "out")
-    templates = {"web": TEMPLATES["t"], "repair": '{"ignition": {"version": "3.4.0"}, "passwd": {}}'}
-    live = [
-        *ALWAYS[:2],
-        image("live-1", "userData: Ignition/3.4, writesDisk: false", "kernel, initrd"),
-        *(profile(name, "live-1", f"userData: {{format: Ignition/3.4, template: {name}}}") for name in templates),
-        policy("web"),
-    ]
+    live, templates = make_live_fleet(TEMPLATES["t"])
     here.publish(plan_fleet(*live, REPAIR, now=AFTER, templates=templates), at=AFTER)
     data = here.root / IGNITION.build_path(UUID)
     window_data, scripts = data.read_bytes(), find_window_scripts(here)
