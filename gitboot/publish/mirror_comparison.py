@@ -77,14 +77,19 @@ def read_expected_files(root: Path, *, as_target: bool = False) -> dict[str, Mir
     for path, listed in manifest.files.items():
         if path.startswith(BOOT):
             relative_path, version = path.removeprefix(BOOT), FileVersion(None, listed.sha256, listed.size)
-            with suppress(FileNotFoundError):  # a publication in progress has removed the file
-                found[relative_path] = MirrorFile(
-                    path=relative_path,
-                    expected=(version,),
-                    versions=(version,),
-                    modified=int((root / path).stat().st_mtime),
-                    keeps_time=not as_target,
-                )
+            try:
+                modified = int((root / path).stat().st_mtime)
+            except FileNotFoundError:  # a publication in progress has removed the file
+                continue
+            except OSError as error:
+                raise PublishError(f"{root / path} cannot be read: {error.strerror}") from error
+            found[relative_path] = MirrorFile(
+                path=relative_path,
+                expected=(version,),
+                versions=(version,),
+                modified=modified,
+                keeps_time=not as_target,
+            )
     return found
 
 

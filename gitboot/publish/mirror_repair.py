@@ -23,6 +23,7 @@ from gitboot.publish.durable_files import is_staging_name, split_path
 from gitboot.publish.manifest import MANIFEST, Head, compute_digest, parse_head
 from gitboot.publish.mirror_comparison import (
     FolderMirror,
+    MirrorFault,
     MirrorFile,
     MirrorFinding,
     iterate_batches,
@@ -332,7 +333,8 @@ def _read_tree_state(root: Path) -> dict[str, bytes | None]:
 def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str) -> dict[str, MirrorFile]:
     """Return, by path below boot/, the files that a mirror of the tree must contain at ``now``.
 
-    ``manifest`` is the digest of the tree's manifest. Raises `RaceError` if the list belongs to another manifest.
+    ``manifest`` is the digest of the tree's manifest. Raises `RaceError` if the list belongs to another manifest, and
+    `PublishError` if a file of the list cannot be read.
     """
     boot = FolderMirror(root / BOOT)
     if boot.get(f"{SIGNED}{TIMESTAMP}", 0) is None:
@@ -342,6 +344,8 @@ def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str
         reader = ListReader(boot, (), pool)
         signed = reader.read(found)
         files = dict(reader.read_files(signed, now, found)[0]) if signed is not None else {}
+    if unreadable := [each for each in found if each.fault is MirrorFault.UNKNOWN]:
+        raise PublishError(unreadable[0].message)
     if found:
         raise RaceError(f"{root / BOOT / found[0].path}: {found[0].message} ({_RETRY})")
     if signed is not None and signed.manifest != manifest:
@@ -368,23 +372,32 @@ def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str
 def _read_current_file(root: Path, file: MirrorFile) -> TargetFile | None:
     """Return the current version of a file, or None if it must be absent.
 
-    Raises `RaceError` if the tree does not contain that version.
+    Raises `RaceError` if the tree does not contain that version, and `PublishError` if the version cannot be read.
     """
     version, path = file.expected[0], root / BOOT / file.path
     if version is None or version.sha256 is None:
         return None
+    found, read_error = TargetFile(b"", 0), None
     try:
         found = TargetFile(path.read_bytes(), int(path.stat().st_mtime))
-    except OSError:
-        found = TargetFile(b"", 0)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        read_error = error
     if compute_digest(found.content) == version.sha256:
         return found
-    state = read_state(root, file.server) if file.server is not None else None
+    state = None
+    try:
+        state = read_state(root, file.server) if file.server is not None else None
+    except OSError as error:
+        read_error = error
     texts = {**file.contents, **(state.contents if state is not None else {})}
     if version.sha256 in texts:
         # A version that starts at a transition is dated at that time. Other versions have no defined time.
         since = int(version.since.timestamp()) if version.since is not None else 0
         return TargetFile(texts[version.sha256].encode(), since)
+    if read_error is not None:
+        raise PublishError(f"{read_error.filename} cannot be read: {read_error.strerror}") from read_error
     raise RaceError(f"{path}: the tree does not contain the file's current version ({_RETRY})")
 
 

@@ -354,6 +354,33 @@ def test_a_file_of_the_list_that_cannot_be_read_ends_a_repair_at_once(empty: Pat
     assert_refused(empty, r"loop\.json cannot be read: Too many levels of symbolic links\Z", publisher)
 
 
+@pytest.mark.parametrize("name", ["boot.ipxe", "signed/shared.json", "signed/servers/web01.json"])
+def test_a_published_file_that_cannot_be_read_ends_a_repair_with_the_cause(
+    empty: Path, publisher: SignedSite, name: str
+) -> None:
+    file = publisher.boot / name
+    file.unlink()
+    file.symlink_to(file.name)
+    with closing(FolderStore(empty)) as store, pytest.raises(PublishError) as caught:
+        run_mend(store, publisher)
+    assert str(caught.value) == f"{file} cannot be read: Too many levels of symbolic links"
+
+
+@pytest.mark.parametrize("name", [f"boot{ENTRY}", f"boot{FIRST}"])
+def test_a_published_file_that_cannot_be_read_ends_a_repair_without_a_list(
+    empty: Path, tmp_path: Path, name: str
+) -> None:
+    published = Site(tmp_path / "unsigned")
+    published.publish(FLEET)
+    file = published.root / name
+    file.unlink()
+    file.symlink_to(file.name)
+    with closing(FolderStore(empty)) as store, pytest.raises(PublishError, match=r"cannot be read: Too many levels"):
+        repair(
+            store, published.root, [ALL], lambda: INSIDE, parallel=1, on_start=_ignore, on_progress=_ignore, retry_s=0
+        )
+
+
 def test_a_repair_writes_nothing_from_a_tree_with_an_interrupted_publication(
     publisher: SignedSite, tmp_path: Path
 ) -> None:
