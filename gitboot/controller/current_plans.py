@@ -391,6 +391,10 @@ class WindowWatch:
         self._unreported: set[str] = set()  # servers with files that a failed call has replaced
         self.next_end: datetime | None = None  # when to call `end_windows` next; None: no window is left to end
 
+    def is_due(self, at: datetime) -> bool:
+        """Return whether a known window has ended by ``at``. After a failure, return False until a call succeeds."""
+        return not self._failure and self.next_end is not None and self.next_end <= at
+
     def end_windows(self, at: datetime) -> tuple[frozenset[str], tuple[Event, ...]]:
         """Replace the files of windows that have ended by ``at``.
 

@@ -134,12 +134,14 @@ class Standby:
             while not end.wait(0):
                 if (waits := self._find_wait_reason(connection)) is None:
                     return True
+                wait_s = min(CHECK_S, self._settings.lease_s / 5)
+                if preparation.is_running and self._windows.is_due(self._clock()):
+                    preparation.interrupt()
+                if not preparation.is_running:
+                    wait_s = min(wait_s, self._end_windows())
                 if waits[0] == _STANDBY_STARTED and is_large():
                     preparation.start_if_due()
                 self._report(*waits, since, preparation.tree_message)
-                wait_s = min(CHECK_S, self._settings.lease_s / 5)
-                if not preparation.is_running:
-                    wait_s = min(wait_s, self._end_windows())
                 end.wait(wait_s)
             return False
 
@@ -243,11 +245,16 @@ class _Preparation:
                 self._process = spawn(self._command, stdout=subprocess.PIPE)
                 self.tree_message = self.tree_message or "this standby is preparing its output tree"
 
-    def close(self) -> None:
-        """Kill the process, because only the active instance may write to the tree."""
+    def interrupt(self) -> None:
+        """Kill the process, so that the standby can write to the tree. `start_if_due` starts the process again."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
+            self._process, self._due = None, time.monotonic()
+
+    def close(self) -> None:
+        """Kill the process, because only the active instance may write to the tree."""
+        self.interrupt()
         shutil.rmtree(self._directory / state.PREPARING, ignore_errors=True)
 
     def _end(self, process: subprocess.Popen[bytes], status: int) -> None:

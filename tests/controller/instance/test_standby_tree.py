@@ -9,10 +9,11 @@ import re
 import select
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -28,11 +29,14 @@ from gitboot.controller.instance.state_directory import CACHE, PREPARING
 from gitboot.endpoint.recorder import find_unready_reason
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import NotYetDone
+from gitboot.ledger import postgresql
+from gitboot.ledger.store import PostgresAddress
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import LOCK, PENDING, PRIVATE_FOLDER
 from gitboot.render.endpoint_files import TERMS
-from tests.helpers.fleets import make_mac, policy
+from tests.helpers.endpoints import AFTER, ALWAYS, ENTRY, REPAIR, Site, plan_fleet
+from tests.helpers.fleets import at, make_mac, policy
 from tests.helpers.fleets import server as described
 from tests.helpers.instance_with_bmcs import (
     LARGE,
@@ -344,6 +348,64 @@ def find_refusal(host: Host) -> str:
     except NotYetDone as error:
         return str(error)
     return ""
+
+
+# Windows that end while a standby prepares its tree
+
+HOLD_TREE = """
+import sys, time
+from pathlib import Path
+from gitboot.publish.durable_files import Disk
+from gitboot.publish.tree_reader import LOCK
+disk = Disk(Path(sys.argv[1]))
+if not disk.lock(LOCK):
+    Path(sys.argv[2]).touch()
+time.sleep(600)
+"""
+
+
+def test_a_window_ends_in_the_tree_of_a_standby_although_a_preparation_is_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, now, is_held = Site(tmp_path / "output"), AFTER, tmp_path / "held"
+    site.publish(plan_fleet(*ALWAYS, REPAIR, now=AFTER), at=AFTER)
+    script = site.root / "boot" / ENTRY.removeprefix("/")
+
+    class ActiveElsewhere:
+        name = "postgresql"
+
+        def __init__(self, *_: object) -> None: ...
+
+        def close(self) -> None: ...
+
+        def find_other_holder(self, _: object) -> str:
+            return "other:/state"
+
+        def read_progress(self) -> None: ...
+
+        def read_fact(self, _: str) -> None: ...
+
+    class EndAfterTwoChecks:
+        checks = 0
+
+        def wait(self, timeout_s: float) -> bool:
+            """End the window while the preparation holds the tree, and end the process after the next check."""
+            nonlocal now
+            if timeout_s:
+                eventually(is_held.exists, 60)
+                now, self.checks = at("21T04:00"), self.checks + 1
+            return self.checks == 2
+
+    monkeypatch.setattr(postgresql, "LeaseConnection", ActiveElsewhere)
+    monkeypatch.setattr(standby, "_follow_active", lambda *_: nullcontext(lambda: True))
+    state = tmp_path / "state"
+    git_settings = GitSettings(repository="https://git.test/fleet", reference="main")
+    address = PostgresAddress(url="postgresql://db.test/gitboot")
+    settings = Settings(output=site.root, state=state, git=git_settings, ledger=address)
+    command = (sys.executable, "-c", HOLD_TREE, str(site.root), str(is_held))
+    waiting = standby.Standby(settings, lambda _: None, lambda: now, command)
+    assert not waiting.wait(lambda: nullcontext(EndAfterTwoChecks()))
+    assert "memtest-7" not in script.read_text()
 
 
 # What a standby fetches and evaluates meanwhile
