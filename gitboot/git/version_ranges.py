@@ -26,9 +26,6 @@ class VersionInterval(NamedTuple):
     stop: Version
     names_prerelease: bool
 
-    def contains(self, version: Version) -> bool:
-        return self.start <= version < self.stop and (version.is_final or self.names_prerelease)
-
 
 # a list of alternatives; in one alternative, all intervals must contain the version
 VersionRange = tuple[tuple[VersionInterval, ...], ...]
@@ -36,7 +33,9 @@ VersionRange = tuple[tuple[VersionInterval, ...], ...]
 
 _NUMBER: Final = r"(0|[1-9][0-9]{0,17})"
 _PART: Final = r"(0|[1-9][0-9]{0,17}|[xX*])"
-_SUFFIX: Final = r"(?:-(?P<prerelease>[0-9A-Za-z.-]{1,200}))?(?:\+[0-9A-Za-z.-]+)?"
+_IDENTIFIER: Final = r"(?:0|[1-9][0-9]{0,17}|[0-9]*[A-Za-z-][0-9A-Za-z-]*)"
+_BUILD: Final = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
+_SUFFIX: Final = rf"(?:-(?P<prerelease>{_IDENTIFIER}(?:\.{_IDENTIFIER})*))?(?:\+{_BUILD})?"
 _VERSION: Final = re.compile(rf"v?{_NUMBER}\.{_NUMBER}\.{_NUMBER}{_SUFFIX}")
 _GAP: Final = r"[0-9xX*.]*[xX*]\.[0-9]"  # a number after a wildcard, as in 1.*.3
 _TERM: Final = re.compile(rf"\s*([<>]=?|[=^~])?\s*v?(?!{_GAP}){_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}(?:\s+|,|$)")
@@ -59,8 +58,8 @@ def is_range(text: str) -> bool:
 def parse_range(text: str) -> VersionRange:
     """Parse a version range such as ``>=1.4 <2``, ``^1.2`` or ``1.* || 3.*``. Raises `UsageError` for other texts.
 
-    As in Flux and Helm, a term matches pre-releases only if the term itself names a pre-release. For example,
-    ``>=1.0.0-0`` matches all pre-releases.
+    As in Flux and Helm, an alternative matches pre-releases only if one of its terms names a pre-release. For example,
+    ``>=1.0.0-0 <2`` matches pre-releases too.
     """
     alternatives = []
     for alternative in map(str.strip, text.split("||")):
@@ -121,10 +120,13 @@ def find_highest_tag(version_range: VersionRange, tags: Iterable[str]) -> str | 
     The choice between equal versions such as ``v1.0.0`` and ``1.0.0`` does not depend on the order of the tags.
     """
     versions = ((version, tag) for tag in tags if (version := parse_version(tag)))
-    within = [
-        each for each in versions if any(all(term.contains(each[0]) for term in terms) for terms in version_range)
-    ]
+    within = [each for each in versions if any(_contains(terms, each[0]) for terms in version_range)]
     return max(within)[1] if within else None
+
+
+def _contains(terms: tuple[VersionInterval, ...], version: Version) -> bool:
+    is_eligible = version.is_final or any(term.names_prerelease for term in terms)
+    return is_eligible and all(term.start <= version < term.stop for term in terms)
 
 
 def parse_version(text: str) -> Version | None:

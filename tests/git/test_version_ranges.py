@@ -45,7 +45,8 @@ TAGS = [
         ("~1.3", None),
         ("~1.3.0-0", "v1.3.0-rc.2"),
         ("<2.0.0-rc.11", "v2.0.0-rc.10"),
-        (">=2.0.0-0 <2.0.0", None),
+        (">=2.0.0-0 <2.0.0", "v2.0.0-rc.10"),
+        (">=2.0.0 <3.0.0 || >=1.3.0-0 <1.4.0", "v2.0.0"),
         (">=2.0.0-0 <2.0.0-rc.3", "v2.0.0-rc.2"),
         ("^1.0.0-0", "v1.10.0"),
         ("=1.0.0-rc.1", "1.0.0-rc.1"),
@@ -83,6 +84,33 @@ def test_the_name_of_a_branch_is_not_a_range(name: str) -> None:
 )
 def test_a_text_that_begins_like_a_range_is_not_a_name(text: str) -> None:
     assert is_range(text)
+
+
+@for_each(
+    ("written", "version", "selects"),
+    [
+        (">0", "0.0.1-alpha", False),
+        (">0.0.0-0", "0.0.0-alpha", True),
+        (">=0-0", "0.0.1-alpha", True),
+        ("<0-z", "0.0.0-alpha", True),
+        ("<1.1.0", "1.1.0-alpha.1", False),
+        ("<=11", "11.2.3", True),
+        ("~0.2.3-beta.2", "0.2.3-beta.4", True),
+        ("^1.2.0-alpha.0", "1.2.1-alpha.1", True),
+        (">= 1.0.0  <= 2.0.0-beta", "1.0.1-beta", True),
+        (">= 1.0.0  <= 2.0.0-beta || > 3", "3.0.1-beta", False),
+        (">= 1.0.0-0  <= 2.0.0", "1.0.1-beta", True),
+    ],
+)
+def test_ranges_select_the_prereleases_that_the_tests_of_masterminds_semver_select(
+    written: str, version: str, selects: bool
+) -> None:
+    assert find_highest_tag(parse_range(written), [version]) == (version if selects else None)
+
+
+@for_each("tag", ["1.2.3-beta.01", "1.0.0-alpha..1", "1.1.2+.123", "1.2.31----RC-SNAPSHOT.12.09.1--.12+788"])
+def test_a_tag_that_semver_and_masterminds_reject_is_not_a_version(tag: str) -> None:
+    assert find_highest_tag(parse_range(">=0-0"), [tag]) is None
 
 
 def test_a_tag_with_many_digits_is_not_a_version() -> None:
