@@ -1,4 +1,4 @@
-"""Text: format counts, find similar names, escape control characters, and remove passwords from URLs."""
+"""Text: format counts, compare versions, find similar names, escape control characters, remove passwords from URLs."""
 
 from __future__ import annotations
 
@@ -167,3 +167,29 @@ def parse_duration(text: str) -> timedelta | None:
     sign, *_ = found.groups()
     numbers = {unit: int(number) for unit, number in found.groupdict().items() if unit != "sign" and number is not None}
     return timedelta(**numbers) * (-1 if sign == "-" else 1)
+
+
+_VERSION_PART: Final = re.compile(r"[0-9]+|~|[^0-9.~]+")
+_PRERELEASE: Final = frozenset({"alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test"})
+
+
+def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
+    """Return a sort key for versions.
+
+    The key compares the numbers between dots (3602.2.3 < 3815.0), and sorts other text before numbers. Prereleases such
+    as 1.2-rc1 sort before the release, and so do versions with a tilde such as 1.2~bpo1 (deb-version(7)). The key
+    compares numbers of equal length as text, because `int` rejects very long numbers.
+    """
+    found = []
+    for part in _VERSION_PART.findall(version):
+        if part[0] in "0123456789":
+            digits = part.lstrip("0")
+            found.append((1, len(digits), digits))
+        else:
+            found.append((-1 if part == "~" or is_prerelease(part) else 0, 0, part))
+    return (*found, (0, 0, ""))
+
+
+def is_prerelease(version: str) -> bool:
+    """Return whether a version names a prerelease, such as 1.12.0-beta.0 or 3.25.0_rc1."""
+    return not _PRERELEASE.isdisjoint(re.findall("[a-z]+", version.lower()))

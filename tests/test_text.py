@@ -14,11 +14,13 @@ from gitboot.text import (
     format_names,
     format_omitted,
     format_suggestion,
+    is_prerelease,
     one_line,
     printable,
     printable_lines,
     quote_words,
     redact_url,
+    version_key,
 )
 from tests.helpers.cases import for_each
 
@@ -247,3 +249,44 @@ def test_a_redacted_url_has_no_login_and_no_query(url: str, shown: str) -> None:
 )
 def test_a_redacted_url_that_is_not_a_path_has_no_part_of_a_login(url: str, shown: str) -> None:
     assert redact_url(url, may_be_path=False) == shown
+
+
+@for_each(
+    "versions",
+    [
+        ["3602.2.3", "3815.0", "3815.2.0", "10000"],
+        ["1", "1.0", "1.0.0"],
+        ["1.9", "1.10", "1.10.1"],
+        ["1.0-beta", "1.0-rc", "1.0.0"],
+        ["2026.10.2", "2026.11.0"],
+        ["alpha", "beta", "0"],
+        ["1.9", "1.010", "1.11"],
+        ["9", "1" * 5000, "2" * 5000],
+        # cases of the tests of other projects
+        ["2.3pre1", "2.3pre3", "2.3pre12", "2.3", "2.3a", "2.3c", "2.3.1"],  # Nix, compareVersions
+        ["2.4.beta", "2.4", "2.4.0"],  # Renovate, deb and rpm
+        ["a~", "a0", "a1"],
+        ["1.0~~", "1.0~", "1.0", "1.0+git1"],
+        ["20230607~bpo11+1", "20230607", "20230607+deb12u4", "20230607+deb12u12"],
+        ["1.10.0-alpha.3", "1.10.0-beta.0", "1.10.0-rc.0", "1.10.0", "1.10.1-alpha.0"],  # Talos
+    ],
+)
+def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
+    assert sorted(set(versions), key=version_key) == versions
+
+
+@for_each(
+    ("version", "is_one"),
+    [
+        ("1.12.0-beta.0", True),
+        ("3.25.0_rc1", True),
+        ("9.8-beta", True),
+        ("2.0.0-alpha.1", True),
+        ("20250803+deb13u1", False),
+        ("9.8.20260428-0", False),
+        ("44.20261101.3.0", False),
+        ("1.2.3-lts", False),
+    ],
+)
+def test_a_prerelease_names_itself(version: str, is_one: bool) -> None:
+    assert is_prerelease(version) is is_one

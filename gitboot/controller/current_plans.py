@@ -16,7 +16,7 @@ from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import PublishError
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.overlay import apply_changes, find_differing_keys
-from gitboot.model.scalars import SystemUuid, version_key
+from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_changes import EndedWindows, WindowEndError
 from gitboot.render.server_files import ServerDetails, ServerState, plan_server
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
@@ -26,7 +26,7 @@ from gitboot.resolve.server_decision import BootFile, Decisions, list_idle_macs
 from gitboot.resolve.server_plan import UNKNOWN_OUTCOMES, Cause, InstallProgress, Phase
 from gitboot.status.conditions import Event
 from gitboot.status.work_progress import ReportProgress, ignore_progress, iterate_with_progress
-from gitboot.text import format_count
+from gitboot.text import format_count, version_key
 
 
 class ImageFile(NamedTuple):

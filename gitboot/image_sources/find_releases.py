@@ -44,7 +44,6 @@ from gitboot.image_sources.index_formats import (
     ReleaseFile,
     ReleaseFiles,
     find_listed_digest,
-    is_prerelease,
     match_version,
     parse_digest_list,
     parse_files,
@@ -62,9 +61,9 @@ from gitboot.model.image_source import (
     SourceFile,
     fill_template,
 )
-from gitboot.model.scalars import ArtifactUrl, Malformed, parse_artifact_url, version_key
+from gitboot.model.scalars import ArtifactUrl, Malformed, parse_artifact_url
 from gitboot.model.server import Architecture
-from gitboot.text import format_names, format_suggestion, printable
+from gitboot.text import format_names, format_suggestion, is_prerelease, printable, version_key
 
 _LONGEST_READ_S: Final = 180.0  # the total time for one index or list, in addition to the timeouts of the HTTP client
 _LARGEST_SIGNATURE: Final = 1 << 20

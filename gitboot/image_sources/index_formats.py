@@ -23,9 +23,9 @@ from gitboot.errors import MalformedIndex
 from gitboot.jsonio import Digest, build_json_decoder
 from gitboot.model.boot_image import Checksums, Signature
 from gitboot.model.image_source import FilesFormat, IndexFormat
-from gitboot.model.scalars import Malformed, parse_artifact_url, version_key
+from gitboot.model.scalars import Malformed, parse_artifact_url
 from gitboot.model.server import Architecture
-from gitboot.text import printable
+from gitboot.text import printable, version_key
 
 
 class FileRole(StrEnum):
@@ -130,7 +130,6 @@ MAX_BYTES: Final[Mapping[IndexFormat | FilesFormat, int]] = {
 }
 MAX_LIST_BYTES: Final = 8 << 20  # the maximum size of a digest list
 _MOST_ENTRIES: Final = 10_000
-_PRERELEASE: Final = frozenset({"alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test"})
 
 
 def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) -> tuple[IndexEntry, ...]:
@@ -154,11 +153,6 @@ def parse_files(files_format: FilesFormat, content: bytes, url: str) -> Mapping[
     match files_format:
         case FilesFormat.TREEINFO:
             return _parse_treeinfo(content, url)
-
-
-def is_prerelease(version: str) -> bool:
-    """Return whether a version names a prerelease, such as 1.12.0-beta.0 or 3.25.0_rc1."""
-    return not _PRERELEASE.isdisjoint(re.findall("[a-z]+", version.lower()))
 
 
 _VERSION: Final = re.compile(r"[0-9][0-9A-Za-z.+~_-]{0,63}")

@@ -30,10 +30,10 @@ from gitboot.image_sources.image_builder import (
     find_image_name,
     format_origin,
 )
-from gitboot.image_sources.index_formats import ImageSettings, Release, is_prerelease
+from gitboot.image_sources.index_formats import ImageSettings, Release
 from gitboot.model.boot_image import BootImage, DigestOrigin, Follow, ImageStream, RequiredProvenance, Rollout
 from gitboot.model.image_source import ImageSource
-from gitboot.model.scalars import Name, version_key
+from gitboot.model.scalars import Name
 from gitboot.model.server import Architecture
 from gitboot.text import (
     format_age,
@@ -43,6 +43,7 @@ from gitboot.text import (
     parse_duration,
     printable,
     printable_lines,
+    version_key,
 )
 
 
@@ -200,8 +201,8 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
             followed.follow.source, "the index lists no releases", "check spec.follow.channel, or try again later"
         )
     newest, in_fleet = releases[-1], followed.find_fleet_images()
-    latest = max(in_fleet.values(), key=lambda image: _release_key(image.spec.version), default=None)
-    if latest is not None and _release_key(newest.version) < _release_key(latest.spec.version):
+    latest = max(in_fleet.values(), key=lambda image: version_key(image.spec.version), default=None)
+    if latest is not None and version_key(newest.version) < version_key(latest.spec.version):
         raise StaleIndex(
             newest.index_url,
             f"the newest release in the index is {printable(newest.version)}, but BootImage/{latest.metadata.name} "
@@ -217,12 +218,12 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     if followed.current.metadata.annotations.get(SOURCE, followed.follow.source) == followed.follow.source:
         # the current image of the stream counts even if it belongs to another channel
         own_versions.append(followed.current.spec.version)
-    own_newest = max(own_versions, key=_release_key, default=None)
+    own_newest = max(own_versions, key=version_key, default=None)
     newer = [
         each
         for each in releases
         if followed.is_within_bounds(each.version)
-        and (own_newest is None or _release_key(each.version) > _release_key(own_newest))
+        and (own_newest is None or version_key(each.version) > version_key(own_newest))
     ]
     if not newer:
         if not any(followed.is_within_bounds(each.version) for each in releases):
@@ -241,12 +242,6 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
     chosen = old_enough[-1]
     older = tuple(each for each in newer if version_key(each.version) < version_key(chosen.version))
     return ReleaseChoice(outcome=UpdateOutcome.PROPOSED, why="", release=chosen, older=older)
-
-
-def _release_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key like `version_key`, but place a prerelease such as 1.2-rc1 before the release 1.2."""
-    key = (part if part[0] or not is_prerelease(part[2]) else (-1, *part[1:]) for part in version_key(version))
-    return (*key, (0, 0, ""))
 
 
 def _describe_release_age(release: Release, now: datetime) -> str:

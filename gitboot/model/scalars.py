@@ -373,22 +373,10 @@ def parse_count_or_percent(value: object) -> str:
 
 
 _BOOLEAN: Final = re.compile("true|false")
-_VERSION_PART: Final = re.compile(r"[0-9]+|[^0-9.]+")
 
 
 def parse_boolean(value: object) -> bool:
     return require_match(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write `true` or `false`") == "true"
-
-
-def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
-    """Return a sort key for versions.
-
-    The key compares the numbers between dots (3602.2.3 < 3815.0), and sorts other text before numbers. The key compares
-    numbers of equal length as text, because `int` rejects very long numbers.
-    """
-    parts = _VERSION_PART.findall(version)
-    digits = {part: part.lstrip("0") for part in parts if part[0] in "0123456789"}
-    return tuple((1, len(digits[part]), digits[part]) if part in digits else (0, 0, part) for part in parts)
 
 
 INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]\d\d:\d\d)")

@@ -25,7 +25,7 @@ from gitboot.model.boot_policy import (
     ReinstallMode,
 )
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import Path, quote_value, read_certificate_expiries, split_member_url, version_key
+from gitboot.model.scalars import Path, quote_value, read_certificate_expiries, split_member_url
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Loader, Server
 from gitboot.problems import Code, Problem, Severity
 from gitboot.quoting import QuotingError, quote_grub_arguments, quote_ipxe_arguments
@@ -54,7 +54,7 @@ from gitboot.resolve.server_decision import (
     UserDataFiles,
     report_token,
 )
-from gitboot.text import format_count, format_names
+from gitboot.text import format_count, format_names, version_key
 
 Place = tuple[Id, tuple[str | int, ...]]  # a document and a field
 _MAX_SECRETS_PER_FILE: Final = 50  # gitboot reports at most this many secrets for one file

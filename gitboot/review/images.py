@@ -20,7 +20,7 @@ from gitboot.jsonio import Digest, build_json_decoder, format_instant
 from gitboot.model.boot_image import Artifact, BootImage, Follow, ImageStream, Provenance, RequiredProvenance, Rollout
 from gitboot.model.fields import selects_server, to_yaml_value
 from gitboot.model.image_source import BUILT_IN_SOURCES
-from gitboot.model.scalars import ArtifactUrl, SystemUuid, version_key
+from gitboot.model.scalars import ArtifactUrl, SystemUuid
 from gitboot.model.server import Server
 from gitboot.resolve.decision_inputs import list_stream_images
 from gitboot.resolve.explanation import find_requiring_stream
@@ -32,7 +32,7 @@ from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.review.decision_changes import Changes, ServerChange
 from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, compare_fields
 from gitboot.review.rendered_diffs import hide_secret_lines
-from gitboot.text import format_count, format_names, printable
+from gitboot.text import format_count, format_names, printable, version_key
 
 Place = tuple[str, int, int]  # path, line, column
 

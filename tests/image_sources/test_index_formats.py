@@ -24,7 +24,6 @@ from gitboot.image_sources.index_formats import (
     IndexQuery,
     Release,
     find_listed_digest,
-    is_prerelease,
     match_version,
     parse_digest_list,
     parse_files,
@@ -32,7 +31,7 @@ from gitboot.image_sources.index_formats import (
     parse_time,
 )
 from gitboot.model.image_source import FilesFormat, ImageSource, IndexFormat
-from gitboot.model.scalars import version_key
+from gitboot.text import version_key
 from tests.helpers.cases import count_examples
 
 T = TypeVar("T")
@@ -61,23 +60,6 @@ A, B, C = "a" * 64, "b" * 64, "c" * 128
 )
 def test_a_version_is_what_a_template_leaves_open(name: str, template: str, version: str | None) -> None:
     assert match_version(name, template) == version
-
-
-@pytest.mark.parametrize(
-    ("version", "is_one"),
-    [
-        ("1.12.0-beta.0", True),
-        ("3.25.0_rc1", True),
-        ("9.8-beta", True),
-        ("2.0.0-alpha.1", True),
-        ("20250803+deb13u1", False),
-        ("9.8.20260428-0", False),
-        ("44.20261101.3.0", False),
-        ("1.2.3-lts", False),
-    ],
-)
-def test_a_prerelease_names_itself(version: str, is_one: bool) -> None:
-    assert is_prerelease(version) is is_one
 
 
 @pytest.mark.parametrize(

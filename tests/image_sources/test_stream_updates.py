@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gitboot.errors import MalformedIndex, StaleIndex
 from gitboot.image_sources.index_formats import Release
 from gitboot.image_sources.stream_updates import FollowedStream, ReleaseChoice, choose_release, list_followed_streams
-from gitboot.model.scalars import version_key
+from gitboot.text import version_key
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import document, fleet, image, repository
 

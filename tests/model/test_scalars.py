@@ -49,7 +49,6 @@ from gitboot.model.scalars import (
     read_public_key,
     swap_byte_order,
     text,
-    version_key,
 )
 from gitboot.problems import Code
 from tests.helpers.cases import MAX_GROWTH, for_each, measure_growth
@@ -350,23 +349,6 @@ def test_the_first_three_fields_of_a_uuid_are_swapped(uuid: str, expected: str) 
 )
 def test_an_instant_is_written_in_utc(instant: str, expected: str) -> None:
     assert format_instant(datetime.fromisoformat(instant)) == expected
-
-
-@for_each(
-    "versions",
-    [
-        ["3602.2.3", "3815.0", "3815.2.0", "10000"],
-        ["1", "1.0", "1.0.0"],
-        ["1.9", "1.10", "1.10.1"],
-        ["1.0-beta", "1.0-rc", "1.0.0"],
-        ["2026.10.2", "2026.11.0"],
-        ["alpha", "beta", "0"],
-        ["1.9", "1.010", "1.11"],
-        ["9", "1" * 5000, "2" * 5000],
-    ],
-)
-def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
-    assert sorted(set(versions), key=version_key) == versions
 
 
 @for_each(
