@@ -596,8 +596,8 @@ _ALGORITHMS: Final = {64: "sha256", 128: "sha512"}  # the algorithm for each len
 _SECTION: Final = re.compile(r"# ([A-Za-z0-9-]{1,20}) HASH")
 _FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,40}): ?.*")  # a field of a Debian Release file, deb822(5)
 _DIGEST: Final = "[0-9A-Fa-f]{32,128}"
-_TAGGED: Final = re.compile(rf"\\?(SHA256|SHA512) \((.+)\) = ({_DIGEST})")
-_PLAIN: Final = re.compile(rf"\\?({_DIGEST})(?: [ *](.+))?\s*")
+_TAGGED: Final = re.compile(rf"\\?SHA(?:2-)?(256|512) ?\((.+)\) ?= ({_DIGEST})")
+_PLAIN: Final = re.compile(rf"\\?({_DIGEST})(?:[ \t][ *]?(.+))?\s*")
 _IN_JSON: Final = re.compile(r'"(sha256|sha512)"\s{0,9}:\s{0,9}"([0-9a-f]{64,128})"')
 _RELEASED: Final = re.compile(rf" ({_DIGEST}) +([0-9]{{1,18}}) (\S+)")
 
@@ -607,7 +607,7 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
 
     gitboot reads the following formats:
 
-    - The output of sha256sum and sha512sum, with and without --tag.
+    - The output of sha256sum and sha512sum, with and without --tag, and of `openssl dgst`.
     - The fields SHA256 and SHA512 of a Debian Release file.
     - The values of sha256 and sha512 in JSON documents, such as those of simplestreams.
     - Flatcar's .DIGESTS files, in which a line such as ``# SHA512 HASH`` begins each section.
@@ -623,7 +623,7 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
         elif heading := _FIELD.fullmatch(line):
             field = heading[1].lower()
         elif tagged := _TAGGED.fullmatch(line):
-            found.append(ListedFile(tagged[1].lower(), tagged[3].lower(), tagged[2]))
+            found.append(ListedFile(f"sha{tagged[1]}", tagged[3].lower(), tagged[2]))
         elif plain := _PLAIN.fullmatch(line):
             found.append(ListedFile(section or _ALGORITHMS.get(len(plain[1]), ""), plain[1].lower(), plain[2] or ""))
         elif released := _RELEASED.fullmatch(line):

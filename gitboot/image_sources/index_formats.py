@@ -176,14 +176,15 @@ _MOST_LINES: Final = 200_000
 def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[str, ListedDigest]:
     """Return the digests in a digest list by file name. Lines in other formats are ignored.
 
-    A leading ``./`` is removed from file names. A digest without a file name belongs to the file ``bare_name``. Raises
-    `MalformedIndex` if the list contains no digests, or two different digests for the same name.
+    A leading ``./`` is removed from file names. A digest without a file name, or of standard input (``-``), belongs to
+    the file ``bare_name``. Raises `MalformedIndex` if the list contains no digests, or two different digests for one name.
     """
     if content.count(b"\n") > _MOST_LINES:
         raise _make_index_error(url, f"the list has more than {_MOST_LINES:,} lines")
     found: dict[str, dict[str, str]] = {}
     for each in read_checksum_list(content):
-        name = (each.name.strip() or bare_name).removeprefix("./")
+        written = each.name.strip()
+        name = (bare_name if written in ("", "-") else written).removeprefix("./")
         if name and found.setdefault(name, {}).setdefault(each.algorithm, each.digest) != each.digest:
             raise _make_index_error(url, f"the list has two different digests for {_quote_text(name)}")
     if not found:

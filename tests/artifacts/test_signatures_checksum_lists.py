@@ -30,7 +30,13 @@ LISTS: dict[str, list[tuple[Any, ...]]] = {
         ("sha512", LONG, "d", 0),
     ],
     f"SHA1:\n {A} 7 a\n {A} x b\nOther:\n {A} 7 a\n": [],
-    f"# {A}  kernel\n {A}  kernel\n{A} kernel\n{A[1:]}  kernel\n{A}a  kernel\nx{A}  kernel\n": [],
+    # Ironic (test_get_checksum_from_url_multiline), go-getter, and `sha256sum --check`: one space or a tab
+    f"fee f00\n{A} file\nbar fee\nf00": [("sha256", A, "file")],
+    f"{B}\tfile": [("sha256", B, "file")],
+    # OpenSSL
+    f"SHA256(kernel)= {A}\nSHA2-512(kernel)= {LONG}\n": [("sha256", A, "kernel"), ("sha512", LONG, "kernel")],
+    f"SHA512/256 (kernel) = {A}\nSHA3-256(kernel)= {A}\nSHA2-256(kernel)= {LONG}\n": [],
+    f"# {A}  kernel\n {A}  kernel\n{A[1:]}  kernel\n{A}a  kernel\nx{A}  kernel\n": [],
     # JSON, such as simplestreams
     '{"format": "products:1.0", "products": {"p": {"versions": {"1": {"items": {'
     f'"boot-kernel": {{"path": "a/kernel", "sha256": "{A}", "size": 7, "sha512" : "{LONG}"}}, '

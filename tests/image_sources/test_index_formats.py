@@ -93,6 +93,11 @@ def test_a_list_of_digests_is_read_by_name() -> None:
     }
 
 
+@pytest.mark.parametrize("line", [A, f"{A}\r\n", f"{A}  -\n", f"{A}  ./kernel\n", f"{A} kernel\n"])
+def test_a_digest_without_a_name_is_that_of_the_file_beside_the_list(line: str) -> None:
+    assert parse_digest_list(line.encode(), URL, "kernel")["kernel"].sha256 == A
+
+
 @pytest.mark.parametrize(
     ("url", "sha256"),
     [
