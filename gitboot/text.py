@@ -170,7 +170,9 @@ def parse_duration(text: str) -> timedelta | None:
 
 
 _VERSION_PART: Final = re.compile(r"[0-9]+|~|[^0-9.~]+")
-_PRERELEASE: Final = frozenset({"alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test"})
+_PRERELEASE: Final = frozenset(
+    ("alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test", "canary", "milestone", "unstable")
+)
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:

@@ -282,6 +282,8 @@ def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
         ("3.25.0_rc1", True),
         ("9.8-beta", True),
         ("2.0.0-alpha.1", True),
+        ("1.9.0-canary.2", True),  # Renovate, loose and npm
+        ("1.0-milestone-1", True),  # Renovate, gradle
         ("20250803+deb13u1", False),
         ("9.8.20260428-0", False),
         ("44.20261101.3.0", False),

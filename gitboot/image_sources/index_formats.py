@@ -177,7 +177,7 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
     """Return the digests in a digest list by file name. Lines in other formats are ignored.
 
     A leading ``./`` is removed from file names. A digest without a file name, or of standard input (``-``), belongs to
-    the file ``bare_name``. Raises `MalformedIndex` if the list contains no digests, or two different digests for one name.
+    the file ``bare_name``. Raises `MalformedIndex` if the list contains no digests, or two digests for one name.
     """
     if content.count(b"\n") > _MOST_LINES:
         raise _make_index_error(url, f"the list has more than {_MOST_LINES:,} lines")
