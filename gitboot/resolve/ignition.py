@@ -7,9 +7,10 @@ because Ignition ignores them. `ignition-validate` also checks partitions, RAID 
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -193,8 +194,14 @@ _UNIT_SUFFIXES: Final = (
 )
 _NEEDS_FORMAT: Final = ("path", "label", "uuid", "wipeFilesystem", "options", "mountOptions")
 _MAX_MODE: Final = 0o7777
-_FORMATS: Final = frozenset({None, "", "ext4", "btrfs", "xfs", "vfat", "swap", "none", "virtiofs"})
-_SOURCE: Final = re.compile(r"(?:https?|tftp|s3|gs|data|arn):", re.IGNORECASE)
+# the minor version that added each filesystem format, and each URL scheme
+_FORMATS: Final = {"ext4": 0, "btrfs": 0, "xfs": 0, "vfat": 0, "swap": 0, "none": 3}
+_SCHEMES: Final = {"http": 0, "https": 0, "tftp": 0, "s3": 0, "data": 0, "gs": 2, "arn": 4}
+_MAX_LABEL: Final = {"ext4": 16, "btrfs": 256, "xfs": 12, "swap": 15, "vfat": 11}  # in bytes
+_AUTHORITY: Final = r"(?:[^\s/?#@]*@)?(?:\[[^\s/?#\]]*\]|[^\s/?#:\[\]]*)(?::[0-9]*)?"
+_URL: Final = re.compile(
+    rf"[a-z0-9]+:(?://{_AUTHORITY}(?=[/?#]|\Z)|(?!//))(?:[^%?#]|%[0-9a-f]{{2}})*(?:[?#].*)?", re.IGNORECASE | re.DOTALL
+)
 _DATA_URL: Final = re.compile(
     r"data:(?:[^,;/]+/[^,;/]+)?(?:;[^,;]+)*,[^%]*+(?:%[0-9a-f]{2}[^%]*+)*+", re.IGNORECASE | re.DOTALL
 )
@@ -214,15 +221,64 @@ def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
             yield from _find_wrong_paths(path, element or {})
             found[value] += 1
             nodes[value] += key == "path"
-            yield from _find_wrong_element(name, path, element or {})
+            yield from _find_wrong_element(name, path, element or {}, minor)
         yield from (f"{section}.{name} has {_describe(value)} twice" for value, count in found.items() if count > 1)
     yield from (f"storage has {_describe(value)} twice" for value, count in nodes.items() if count > 1)
+    yield from _find_conflicts(config, {path for path, count in nodes.items() if count})
     settings = config["ignition"]
-    merged = settings.get("config") or {}
-    authorities = ((settings.get("security") or {}).get("tls") or {}).get("certificateAuthorities") or []
-    for each in (*(merged.get("merge") or []), *authorities):
-        yield from _find_wrong_source("ignition", each, is_needed=True)
-    yield from _find_wrong_source("ignition.config.replace", merged.get("replace"))
+    merged, proxy = settings.get("config") or {}, (settings.get("proxy") or {}) if minor else {}
+    merge, authorities = merged.get("merge"), _get_list(settings, "security", "tls", "certificateAuthorities")
+    for each in (*(merge or []), *authorities):
+        yield from _find_wrong_source("ignition", each, minor, is_needed=True)
+    yield from _find_wrong_source("ignition.config.replace", merged.get("replace"), minor)
+    yield from _find_duplicates("ignition.config.merge", ((each or {}).get("source") for each in merge or ()))
+    yield from _find_duplicates("certificateAuthorities", ((each or {}).get("source") for each in authorities))
+    yield from _find_duplicates("ignition.proxy.noProxy", proxy.get("noProxy"))
+    for name in ("httpProxy", "httpsProxy"):
+        if (url := proxy.get(name)) is not None and not url.startswith(("http://", "https://")):
+            yield f"ignition.proxy.{name} must be an http or https URL, found {_describe(url)}"
+    if minor >= _FIELDS["kernelArguments"][1]:
+        listed = (_get_list(config, "kernelArguments", each) for each in ("shouldExist", "shouldNotExist"))
+        yield from _find_duplicates("kernelArguments", chain.from_iterable(listed))
+
+
+def _get_list(value: Any, *steps: str) -> list[Any]:
+    for step in steps:
+        value = (value or {}).get(step)
+    return value or []
+
+
+def _find_duplicates(path: str, values: Iterable[str | None] | None) -> Iterator[str]:
+    counts = Counter(each for each in values or () if each)
+    yield from (f"{path} has {_describe(value)} twice" for value, count in counts.items() if count > 1)
+
+
+def _find_conflicts(config: dict[str, Any], nodes: set[str]) -> Iterator[str]:
+    """Yield a message for each path below a link, and for each path that a unit also writes.
+
+    Each element must have its required fields.
+    """
+    directories = {(each or {}).get("path") for each in _get_list(config, "storage", "directories")}
+    links = list(filter(None, _get_list(config, "storage", "links")))
+    above = None
+    # the paths below a link follow the link in the sorted list
+    for path in sorted([*nodes, *(f"{each['path']}/" for each in links)]):
+        if above is not None and path.startswith(above):
+            yield f"storage has {_describe(path)}, which is below the link {_describe(above)}"
+        above = path if path.endswith("/") and path != "/" else above
+    for link in links:
+        target = posixpath.normpath(posixpath.join(link["path"], link["target"]))
+        if link.get("hard") and target in directories:
+            yield f"storage has the hard link {_describe(link['path'])} to a directory"
+    for unit in filter(None, _get_list(config, "systemd", "units")):
+        path = f"/etc/systemd/system/{unit['name']}"
+        dropins = (each for each in _get_list(unit, "dropins") if each)
+        written = ((path, unit), *((f"{path}.d/{each['name']}", each) for each in dropins))
+        yield from (
+            f"storage and systemd.units both write {_describe(path)}"
+            for path, each in written
+            if each.get("contents") and path in nodes
+        )
 
 
 def _find_wrong_paths(path: str, element: Mapping[str, Any]) -> Iterator[str]:
@@ -234,7 +290,7 @@ def _find_wrong_paths(path: str, element: Mapping[str, Any]) -> Iterator[str]:
             yield f"{path}.{field} must not contain empty segments, `.` or `..`, found {_describe(value)}"
 
 
-def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Iterator[str]:
+def _find_wrong_element(name: str, path: str, element: Mapping[str, Any], minor: int) -> Iterator[str]:
     if name in ("files", "directories") and not 0 <= (element.get("mode") or 0) <= _MAX_MODE:
         yield f"{path}.mode must be at most {_MAX_MODE} (octal 7777), found {element['mode']}"
     if name == "links" and not element.get("target"):
@@ -247,24 +303,55 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any]) -> Ite
         yield f"{path} has no device"
     if name == "filesystems" and not element.get("format") and any(element.get(each) for each in _NEEDS_FORMAT):
         yield f"{path} has no format"
-    for dropin in (element.get("dropins") or []) if name == "units" else ():
-        if not ((dropin or {}).get("name") or "").endswith(".conf"):
+    if name == "units":
+        dropins = [each or {} for each in element.get("dropins") or []]
+        if not all((each.get("name") or "").endswith(".conf") for each in dropins):
             yield f"{path}.dropins contains a name that does not end with .conf"
+        yield from _find_duplicates(f"{path}.dropins", (each.get("name") for each in dropins))
+        for each in (element, *dropins):
+            if fault := _find_unit_fault(each.get("contents") or ""):
+                yield f"{path} is not a unit of systemd: {fault}"
+    for each in ("sshAuthorizedKeys", "groups", "devices"):
+        yield from _find_duplicates(f"{path}.{each}", element.get(each))
     for owner in ("user", "group") if name in ("files", "directories", "links") else ():
         fields = element.get(owner) or {}
         if fields.get("id") is not None and fields.get("name"):
             yield f"{path}.{owner} has both an id and a name"
-    if name == "filesystems" and element.get("format") not in _FORMATS:
-        yield f"{path} has the filesystem format {_describe(element['format'])}, which Ignition cannot create"
+    if name == "filesystems" and (filesystem := element.get("format")):
+        if _FORMATS.get(filesystem, minor + 1) > minor:
+            yield f"{path} has the filesystem format {_describe(filesystem)}, which Ignition 3.{minor} cannot create"
+        longest = _MAX_LABEL.get(filesystem)
+        if longest is not None and len((element.get("label") or "").encode(errors="replace")) > longest:
+            yield f"{path} has a label that is longer than {longest} bytes"
     if name == "files":
         contents = element.get("contents")
         if element.get("overwrite") and (contents or {}).get("source") is None:
             yield f"{path} sets overwrite, but not contents.source"
         for each in (contents, *(element.get("append") or [])):
-            yield from _find_wrong_source(path, each)
+            yield from _find_wrong_source(path, each, minor)
 
 
-def _find_wrong_source(path: str, resource: Mapping[str, Any] | None, *, is_needed: bool = False) -> Iterator[str]:
+def _find_unit_fault(contents: str) -> str | None:
+    """Return the fault because of which Ignition rejects the contents of a unit, or None.
+
+    Source: go-systemd, unit/deserialize.go. Lines before the first section are ignored.
+    """
+    in_section = is_continued = False
+    for line in map(str.strip, contents.splitlines()):
+        if not is_continued and line.startswith("["):
+            _, closed, rest = line.partition("]")
+            if not closed or rest:
+                return f"the section {_describe(line)} does not end with ]"
+            in_section = True
+        elif not is_continued and in_section and line and line[0] not in "#;" and "=" not in line:
+            return f"the line {_describe(line)} has no ="
+        is_continued = line.endswith("\\")
+    return None
+
+
+def _find_wrong_source(
+    path: str, resource: Mapping[str, Any] | None, minor: int, *, is_needed: bool = False
+) -> Iterator[str]:
     if resource is None and not is_needed:
         return
     fields = resource or {}
@@ -272,10 +359,19 @@ def _find_wrong_source(path: str, resource: Mapping[str, Any] | None, *, is_need
     checksum = (fields.get("verification") or {}).get("hash")
     if not source and is_needed:
         yield f"{path} has no source"
-    if source and not _SOURCE.match(source):
+    scheme = source.partition(":")[0].lower()
+    if source and (_SCHEMES.get(scheme, minor + 1) > minor or not _URL.fullmatch(source)):
         yield f"{path} has the source {_describe(source)}, which is not a URL that Ignition can fetch"
-    elif source.lower().startswith("data:") and not _DATA_URL.fullmatch(source):
+    elif scheme == "data" and not _DATA_URL.fullmatch(source):
         yield f"{path} has the source {_describe(source)}, which is not a data URL (RFC 2397)"
+    headers = [each or {} for each in (fields.get("httpHeaders") or [] if minor else [])]
+    if headers and scheme not in ("http", "https"):
+        yield f"{path} has httpHeaders, but its source is not an http or https URL"
+    if not all(each.get("name") and each.get("value") != "" for each in headers):
+        yield f"{path}.httpHeaders has an empty name or value"
+    yield from _find_duplicates(f"{path}.httpHeaders", (each.get("name") for each in headers))
+    if checksum is not None and fields.get("source") is None:
+        yield f"{path} has a hash, but no source"
     if compression not in (None, "", "gzip"):
         yield f"{path} has the compression {_describe(compression)}, but Ignition supports only gzip"
     if checksum is not None and not re.fullmatch(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}", checksum):

@@ -31,6 +31,19 @@ def make_merge_config(source: Any) -> str:
     return json.dumps({"ignition": {"version": "3.3.0", "config": {"merge": [{"source": source}]}}})
 
 
+def fetch(**fields: Any) -> str:
+    return file(contents=fields)
+
+
+def make_filesystem(**fields: Any) -> str:
+    return config(storage={"filesystems": [{"device": "/dev/a", "format": "ext4", **fields}]})
+
+
+def make_proxy_config(**fields: Any) -> str:
+    return json.dumps({"ignition": {"version": "3.3.0", "proxy": fields}})
+
+
+LINK = {"path": "/foo", "target": "/foo-t"}
 ACCEPTED = (
     config(),
     config(0),
@@ -49,6 +62,20 @@ ACCEPTED = (
     config(storage={"filesystems": [{"device": "/dev/a", "format": "ext4", "path": "/x"}]}),
     config(storage={"raid": [{"name": "a", "level": "raid1", "devices": ["/dev/a"]}]}),
     make_merge_config("http://a.test/b"),
+    # cases of Ignition's own tests: config/v3_3/types/*_test.go
+    unit(contents="[Foo]\nQux=Bar"),
+    unit(contents="# a\n; b\n[Foo]\nQux=Bar \\\n  more words\n\n[Bar]\nA=\n", dropins=[{"name": "a.conf"}]),
+    unit(contents="words without a section"),
+    fetch(source="http://a.test/b%20c?d=%", httpHeaders=[{"name": "a", "value": "b"}, {"name": "c"}]),
+    fetch(source="http://me@[::1]:80/b"),
+    fetch(source=""),
+    config(storage={"links": [LINK, {"path": "/foob/bar", "target": "/foo"}], "files": [{"path": "/food"}]}),
+    config(storage={"links": [{**LINK, "hard": True}], "directories": [{"path": "/foo-t/a"}]}),
+    make_filesystem(label="thislabelis16lon"),
+    make_filesystem(format="btrfs", label="thislabelisnottoolong", options=["a", "a"]),
+    make_filesystem(format="none", label="l" * 300),
+    config(2, storage={"files": [{"path": "/a", "contents": {"source": "gs://bucket/object"}}]}),
+    make_proxy_config(httpProxy="http://proxy.test", httpsProxy="https://proxy.test", noProxy=["a", "b"]),
 )
 REJECTED = (
     "",
@@ -94,6 +121,40 @@ REJECTED = (
     config(kernelArguments={"shouldExist": "quiet"}),
     make_merge_config("b"),
     make_merge_config(None),
+    # cases of Ignition's own tests: config/v3_3/types/*_test.go
+    unit(contents="[Foo"),
+    unit(contents="[Foo] Qux=Bar"),
+    unit(contents="[Foo]\nQux"),
+    unit(dropins=[{"name": "test.conf", "contents": "[Foo"}]),
+    unit(dropins=[{"name": "a.conf"}, {"name": "a.conf"}]),
+    fetch(source="data:,a", httpHeaders=[{"name": "a", "value": "b"}]),
+    fetch(source="http://a.test", httpHeaders=[{"value": "emptyheadervalue"}]),
+    fetch(source="http://a.test", httpHeaders=[{"name": "a", "value": ""}]),
+    fetch(source="http://a.test", httpHeaders=[{"name": "a", "value": "b"}, {"name": "a", "value": "c"}]),
+    fetch(verification={"hash": f"sha256-{'0' * 64}"}),
+    fetch(source="http://a b/"),
+    fetch(source="http://a:x/"),
+    fetch(source="http://a/%zz"),
+    config(1, storage={"files": [{"path": "/a", "contents": {"source": "gs://bucket/object"}}]}),
+    fetch(source="arn:aws:s3:::bucket/object"),
+    config(storage={"links": [LINK], "files": [{"path": "/foo/bar"}]}),
+    config(storage={"links": [LINK], "directories": [{"path": "/foo/bar/baz"}]}),
+    config(storage={"links": [LINK, {"path": "/foo/bar", "target": "/foo-bar-t"}]}),
+    config(storage={"links": [{**LINK, "hard": True}], "directories": [{"path": "/foo-t"}]}),
+    make_filesystem(label="thislabelistoolong"),
+    make_filesystem(format="xfs", label="thislabelistoolong"),
+    make_filesystem(format="swap", label="thislabelistoolong"),
+    make_filesystem(format="vfat", label="thislabelistoolong"),
+    make_filesystem(format="virtiofs"),
+    config(2, storage={"filesystems": [{"device": "/dev/a", "format": "none"}]}),
+    make_proxy_config(httpProxy="ftp://proxy.test"),
+    make_proxy_config(noProxy=["a", "a"]),
+    config(passwd={"users": [{"name": "a", "sshAuthorizedKeys": ["a", "a"]}]}),
+    config(kernelArguments={"shouldExist": ["a"], "shouldNotExist": ["a"]}),
+)
+CLASH = config(
+    storage={"files": [{"path": "/etc/systemd/system/a.service"}]},
+    systemd={"units": [{"name": "a.service", "contents": "[Unit]\n"}]},
 )
 
 
@@ -109,6 +170,7 @@ def is_accepted(text: str) -> bool:
 def test_finding_p10_an_ignition_document_is_accepted_if_ignition_takes_it() -> None:
     assert [text for text in ACCEPTED if not is_accepted(text)] == []
     assert [text for text in REJECTED if is_accepted(text)] == []
+    assert not is_accepted(CLASH)  # Ignition rejects a file that is also a unit since 2.15
 
 
 def test_finding_p10_ignition_validate_agrees() -> None:
