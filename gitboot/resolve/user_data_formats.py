@@ -198,6 +198,13 @@ _AUTOINSTALL_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("storage", "ubuntu-advantage", "ubuntu-pro", "user-data"), (dict,)),
     "proxy": (str, type(None)),
 }
+# the keys without which the installer stops
+_REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
+    "identity": ("username", "hostname", "password"),
+    "kernel-crash-dumps": ("enabled",),
+    "keyboard": ("layout",),
+    "oem": ("install",),
+}
 _COMMANDS: Final = ("early-commands", "error-commands", "late-commands")
 _CHOICES: Final = {"shutdown": ("poweroff", "reboot"), "updates": ("all", "security")}
 # The autoinstall keys that do not exist in cloud-init. The installer stops if one of them is at the root.
@@ -245,6 +252,10 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
                 f"autoinstall.{key} in the rendered user data must be {_TYPE_NAMES[types[0]]}, found "
                 f"{_describe(value)}",
                 "correct the template",
+            )
+        if is_alone and (missing := [each for each in _REQUIRED.get(key, ()) if each not in value]):
+            raise make_user_data_fault(
+                f"autoinstall.{key} in the rendered user data has no {missing[0]}", "add the missing key"
             )
         if key in _CHOICES and value not in _CHOICES[key]:
             raise make_user_data_fault(

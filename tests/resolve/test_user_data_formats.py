@@ -51,6 +51,26 @@ def fault(format: str, text: str) -> str | None:
         (f"{HEAD}  late-commands:\n  - echo a: b\n", "a command that is neither a string nor a list of strings"),
         (f"{HEAD}  shutdown: halt\n", "must be poweroff or reboot"),
         (f"{HEAD}  storage: lvm\n", "must be a mapping"),
+        # cases of Subiquity's own schemas
+        (
+            f"{HEAD}  identity: {{username: a, hostname: b}}\n",
+            "autoinstall.identity in the rendered user data has no password",
+        ),
+        (f"{HEAD}  identity: {{username: a, hostname: b, password: c}}\n", None),
+        (
+            f"{HEAD}  identity: {{}}\n  user-data: {{users: []}}\n",
+            "autoinstall.identity in the rendered user data has no username",
+        ),
+        (
+            f"{HEAD}  keyboard: {{variant: nodeadkeys}}\n",
+            "autoinstall.keyboard in the rendered user data has no layout",
+        ),
+        (f"{HEAD}  oem: {{}}\n", "autoinstall.oem in the rendered user data has no install"),
+        (
+            f"{HEAD}  kernel-crash-dumps: {{}}\n",
+            "autoinstall.kernel-crash-dumps in the rendered user data has no enabled",
+        ),
+        (f"{HEAD}  kernel-crash-dumps: {{enabled: null}}\n", None),
         ("#!/bin/sh\n", "is not an autoinstall configuration"),
         ("#include\nhttp://192.0.2.1/a\n", None),
         ("## template: jinja\n#cloud-config\nautoinstall: {version: {{ 1 }}}\n", None),
