@@ -373,6 +373,13 @@ class _AuthFile(msgspec.Struct):
 _decode_auth_file: Final = build_json_decoder(_AuthFile)
 
 
+# Docker Hub is called docker.io, but its registry has another host, and `docker login` writes its credentials under
+# this key.
+_DOCKER_HUB: Final = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
+_DOCKER_HUB_REGISTRY: Final = "registry-1.docker.io"
+_DOCKER_HUB_KEY: Final = "https://index.docker.io/v1/"
+
+
 class RegistryCredentials(Struct, frozen=True):
     """A registry credentials file. gitboot reads the file again for each use, because the file may change."""
 
@@ -385,7 +392,8 @@ class RegistryCredentials(Struct, frozen=True):
 
         Raises `UsageError` if gitboot cannot read or parse the file.
         """
-        auth = self._read().auths.get(host)
+        auths = self._read().auths
+        auth = auths.get(host) or (auths.get(_DOCKER_HUB_KEY) if host in _DOCKER_HUB else None)
         if auth is None:
             return None
         pair = auth.auth or base64.b64encode(f"{auth.username}:{auth.password}".encode()).decode()
@@ -495,7 +503,8 @@ def find_origin(reference: OciReference, allowed_registries: Iterable[AllowedReg
     """Return the scheme and host of a registry. Raises `RegistryRefused` if the registry is not allowed."""
     for each in allowed_registries:
         if each.allows(reference):
-            return f"{each.scheme}://{reference.host}"
+            host = _DOCKER_HUB_REGISTRY if reference.host in _DOCKER_HUB else reference.host
+            return f"{each.scheme}://{host}"
     raise RegistryRefused(f"{reference.host}/{reference.repository} is not an allowed registry: add it to --registries")
 
 

@@ -557,6 +557,17 @@ def test_only_allowed_registries_are_contacted(allowed: str, reference: str, is_
             find_origin(found, [AllowedRegistry.parse(allowed)])
 
 
+@for_each("host", ["docker.io", "index.docker.io", "registry-1.docker.io"])
+def test_docker_hub_is_contacted_at_the_host_of_its_registry(host: str, tmp_path: Path) -> None:
+    """A case of boot-operator, TestExtractRegistryDomain."""
+    found = OciReference.parse(f"oci://{host}/org/os:1")
+    assert find_origin(found, [AllowedRegistry.parse(host)]) == "https://registry-1.docker.io"
+    file = tmp_path / f"{host}.json"
+    file.write_text(json.dumps({"auths": {"https://index.docker.io/v1/": {"username": USER, "password": PASSWORD}}}))
+    file.chmod(0o600)
+    assert RegistryCredentials(file).get_authorization(host) == BASIC
+
+
 def test_a_registry_is_contacted_unencrypted_only_if_configured() -> None:
     found = OciReference.parse("oci://registry.test/a:1")
     named = ["https://registry.test/a", "http://registry.test"]
