@@ -1,7 +1,7 @@
 """Ignition user data: check the types of all fields, and the values that Ignition would reject.
 
 Source: Ignition's configuration specifications 3.0 to 3.6, and their JSON schemas. Unknown fields are not an error,
-because Ignition ignores them. `ignition-validate` also checks partitions, RAID and encrypted volumes.
+because Ignition ignores them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import json
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any, Final
 
 from gitboot.model.scalars import make_user_data_fault, quote_value
@@ -188,6 +188,7 @@ _KEYS: Final = (
     ("storage", "luks", "name"),
 )
 _LUKS_SINCE: Final = 2  # since version 3.2
+_CEX_SINCE: Final = 5
 _UNIT_SUFFIXES: Final = (
     *(".service", ".socket", ".device", ".mount", ".automount", ".swap", ".target", ".path", ".timer"),
     *(".snapshot", ".slice", ".scope"),
@@ -297,10 +298,20 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any], minor:
         yield f"{path} has no target"
     if name == "units" and not (element.get("name") or "").endswith(_UNIT_SUFFIXES):
         yield f"{path}.name must end with a unit type such as .service, found {_describe(element.get('name'))}"
-    if name == "raid" and not (element.get("level") and element.get("devices")):
-        yield f"{path} needs a level and devices"
-    if name == "luks" and not element.get("device"):
-        yield f"{path} has no device"
+    if name == "disks":
+        yield from _find_wrong_partitions(path, [each or {} for each in _get_list(element, "partitions")])
+    if name == "raid":
+        level, devices = element.get("level") or "", [each or "" for each in _get_list(element, "devices")]
+        if not level or not devices:
+            yield f"{path} needs a level and devices"
+        elif level not in _RAID_LEVELS:
+            yield f"{path} has the level {_describe(level)}, which is not a RAID level"
+        elif element.get("spares") and not _RAID_LEVELS[level]:
+            yield f"{path} has spares, but level {level} cannot use spares"
+        if not all(each.startswith("/") for each in devices):
+            yield f"{path}.devices contains a path that does not begin with /"
+    if name == "luks":
+        yield from _find_wrong_volume(path, element, minor)
     if name == "filesystems" and not element.get("format") and any(element.get(each) for each in _NEEDS_FORMAT):
         yield f"{path} has no format"
     if name == "units":
@@ -329,6 +340,65 @@ def _find_wrong_element(name: str, path: str, element: Mapping[str, Any], minor:
             yield f"{path} sets overwrite, but not contents.source"
         for each in (contents, *(element.get("append") or [])):
             yield from _find_wrong_source(path, each, minor)
+
+
+_GUID: Final = re.compile(r"|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_MAX_PARTITION_LABEL: Final = 36
+_MAX_VOLUME_LABEL: Final = 47
+# whether an array of each level can use spares
+_RAID_LEVELS: Final = {
+    **dict.fromkeys(("linear", "raid0", "0", "stripe"), False),
+    **dict.fromkeys(("raid1", "1", "mirror", "raid4", "4", "raid5", "5", "raid6", "6", "raid10", "10"), True),
+}
+_PINS: Final = ("tpm2", "tang", "sss")
+
+
+def _find_wrong_partitions(path: str, partitions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for index, each in enumerate(partitions):
+        label = each.get("label")
+        sizes = [each.get(name) for name in ("startMiB", "sizeMiB")]
+        guids = [each.get(name) or "" for name in ("guid", "typeGuid")]
+        if not each.get("number") and label is None:
+            yield f"{path}.partitions[{index}] has neither a number nor a label"
+        if each.get("shouldExist") is False and (any(guids) or {label, *sizes} != {None}):
+            yield f"{path}.partitions[{index}] must not exist, so it cannot have other fields than its number"
+        if len((label or "").encode(errors="replace")) > _MAX_PARTITION_LABEL or ":" in (label or ""):
+            yield f"{path}.partitions[{index}] has a label with a colon or with more than {_MAX_PARTITION_LABEL} bytes"
+        if not all(map(_GUID.fullmatch, guids)):
+            yield f"{path}.partitions[{index}] has a malformed GUID"
+    yield from _find_duplicates(f"{path}.partitions", (each.get("label") for each in partitions))
+    yield from _find_duplicates(f"{path}.partitions", (str(each.get("number") or "") for each in partitions))
+    # Ignition chooses the start if it is 0. A partition with the size 0 fills the free space.
+    ranges = sorted(
+        (each["startMiB"], each["startMiB"] + max(each["sizeMiB"], 1))
+        for each in partitions
+        if each.get("startMiB") and each.get("sizeMiB") is not None
+    )
+    if any(start < end for (_, end), (start, _) in pairwise(ranges)):
+        yield f"{path} has partitions that overlap"
+
+
+def _find_wrong_volume(path: str, volume: Mapping[str, Any], minor: int) -> Iterator[str]:
+    if not volume.get("device"):
+        yield f"{path} has no device"
+    if "/" in (volume.get("name") or ""):
+        yield f"{path}.name must not contain a slash"
+    if len((volume.get("label") or "").encode(errors="replace")) > _MAX_VOLUME_LABEL:
+        yield f"{path} has a label that is longer than {_MAX_VOLUME_LABEL} bytes"
+    yield from _find_wrong_source(path, volume.get("keyFile"), minor)
+    clevis = volume.get("clevis") or {}
+    custom, tang = clevis.get("custom") or {}, [each or {} for each in _get_list(clevis, "tang")]
+    pin, uses_others = custom.get("pin"), bool(tang or clevis.get("tpm2") or clevis.get("threshold"))
+    if any(custom.values()) and not (pin in _PINS and custom.get("config")):
+        yield f"{path}.clevis.custom needs a config and a pin: {', '.join(_PINS)}"
+    if pin and uses_others:
+        yield f"{path}.clevis has a custom pin and other pins"
+    for each in tang:
+        if not (each.get("url") or "").startswith(("http://", "https://")) or not each.get("thumbprint"):
+            yield f"{path}.clevis.tang needs an http or https URL and a thumbprint"
+    has_other_key = pin or uses_others or (volume.get("keyFile") or {}).get("source")
+    if has_other_key and minor >= _CEX_SINCE and (volume.get("cex") or {}).get("enabled"):
+        yield f"{path} has cex, so it cannot have clevis or keyFile"
 
 
 def _find_unit_fault(contents: str) -> str | None:

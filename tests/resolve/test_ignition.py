@@ -39,6 +39,14 @@ def make_filesystem(**fields: Any) -> str:
     return config(storage={"filesystems": [{"device": "/dev/a", "format": "ext4", **fields}]})
 
 
+def partition(*partitions: dict[str, Any]) -> str:
+    return config(storage={"disks": [{"device": "/dev/a", "partitions": partitions}]})
+
+
+def make_volume(**fields: Any) -> str:
+    return config(storage={"luks": [{"name": "a", "device": "/dev/a", **fields}]})
+
+
 def make_proxy_config(**fields: Any) -> str:
     return json.dumps({"ignition": {"version": "3.3.0", "proxy": fields}})
 
@@ -76,6 +84,14 @@ ACCEPTED = (
     make_filesystem(format="none", label="l" * 300),
     config(2, storage={"files": [{"path": "/a", "contents": {"source": "gs://bucket/object"}}]}),
     make_proxy_config(httpProxy="http://proxy.test", httpsProxy="https://proxy.test", noProxy=["a", "b"]),
+    partition({"number": 1, "startMiB": 1, "sizeMiB": 99}, {"number": 2, "startMiB": 100, "sizeMiB": 0}),
+    partition({"label": "a" * 36, "guid": "01234567-89AB-CDEF-EDCB-A98765432101", "typeGuid": ""}, {"label": "b"}),
+    partition({"startMiB": 0, "sizeMiB": 5, "label": "a"}, {"startMiB": 0, "sizeMiB": 5, "label": "b"}),
+    partition({"number": 1, "shouldExist": False, "wipePartitionEntry": True}, {"number": 2}),
+    config(storage={"raid": [{"name": "a/b", "level": "mirror", "devices": ["/dev/a", "/dev/b"], "spares": 1}]}),
+    make_volume(label="l" * 47, keyFile={"source": "data:,a"}),
+    make_volume(clevis={"custom": {"pin": "sss", "config": "{}", "needsNetwork": True}}),
+    make_volume(clevis={"tpm2": True, "threshold": 2, "tang": [{"url": "http://a", "thumbprint": "b"}]}),
 )
 REJECTED = (
     "",
@@ -151,7 +167,29 @@ REJECTED = (
     make_proxy_config(noProxy=["a", "a"]),
     config(passwd={"users": [{"name": "a", "sshAuthorizedKeys": ["a", "a"]}]}),
     config(kernelArguments={"shouldExist": ["a"], "shouldNotExist": ["a"]}),
+    partition({"number": 1, "startMiB": 1, "sizeMiB": 100}, {"number": 2, "startMiB": 100, "sizeMiB": 5}),
+    partition({"number": 1, "startMiB": 1, "sizeMiB": 100}, {"number": 2, "startMiB": 50, "sizeMiB": 0}),
+    partition({"number": 1, "sizeMiB": 1}, {"number": 1, "label": "b"}),
+    partition({"number": 1, "label": "a"}, {"number": 2, "label": "a"}),
+    partition({"label": "a" * 37}),
+    partition({"label": "a:b"}),
+    partition({"number": 1, "guid": "not-a-guid"}),
+    partition({"number": 1, "shouldExist": False, "label": "a"}),
+    partition({"number": 1, "shouldExist": False, "sizeMiB": 0}),
+    partition({"sizeMiB": 1}),
+    config(storage={"raid": [{"name": "a", "level": "zzz", "devices": ["/dev/a"]}]}),
+    config(storage={"raid": [{"name": "a", "level": "stripe", "devices": ["/dev/a"], "spares": 1}]}),
+    config(storage={"raid": [{"name": "a", "level": "raid1", "devices": ["dev/a"]}]}),
+    make_volume(name="a/b"),
+    make_volume(label="l" * 48),
+    make_volume(keyFile={"source": "file:///a"}),
+    make_volume(clevis={"custom": {"pin": "z", "config": "a"}}),
+    make_volume(clevis={"custom": {"pin": "sss"}}),
+    make_volume(clevis={"custom": {"pin": "sss", "config": "a"}, "tpm2": True}),
+    make_volume(clevis={"tang": [{"url": "http://a"}]}),
+    make_volume(clevis={"tang": [{"url": "file:///a", "thumbprint": "b"}]}),
 )
+VOLUME = {"name": "a", "device": "/dev/a", "cex": {"enabled": True}}  # since 3.5
 CLASH = config(
     storage={"files": [{"path": "/etc/systemd/system/a.service"}]},
     systemd={"units": [{"name": "a.service", "contents": "[Unit]\n"}]},
@@ -170,6 +208,8 @@ def is_accepted(text: str) -> bool:
 def test_finding_p10_an_ignition_document_is_accepted_if_ignition_takes_it() -> None:
     assert [text for text in ACCEPTED if not is_accepted(text)] == []
     assert [text for text in REJECTED if is_accepted(text)] == []
+    assert not is_accepted(config(5, storage={"luks": [{**VOLUME, "clevis": {"tpm2": True}}]}))
+    assert is_accepted(config(5, storage={"luks": [VOLUME]}))
     assert not is_accepted(CLASH)  # Ignition rejects a file that is also a unit since 2.15
 
 
