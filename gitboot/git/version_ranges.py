@@ -20,11 +20,12 @@ class Version(NamedTuple):
 
 
 class VersionInterval(NamedTuple):
-    """A half-open interval of versions, from ``start`` up to but not including ``stop``."""
+    """A half-open interval of versions, from ``start`` up to but not including ``stop``, or all versions outside it."""
 
     start: Version
     stop: Version
     names_prerelease: bool
+    is_excluded: bool  # the range contains only the versions outside the interval
 
 
 # a list of alternatives; in one alternative, all intervals must contain the version
@@ -38,7 +39,10 @@ _BUILD: Final = r"[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*"
 _SUFFIX: Final = rf"(?:-(?P<prerelease>{_IDENTIFIER}(?:\.{_IDENTIFIER})*))?(?:\+{_BUILD})?"
 _VERSION: Final = re.compile(rf"v?{_NUMBER}\.{_NUMBER}\.{_NUMBER}{_SUFFIX}")
 _GAP: Final = r"[0-9xX*.]*[xX*]\.[0-9]"  # a number after a wildcard, as in 1.*.3
-_TERM: Final = re.compile(rf"\s*([<>]=?|[=^~])?\s*v?(?!{_GAP}){_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}(?:\s+|,|$)")
+_TERM: Final = re.compile(
+    rf"\s*([<>]=?|!=|[=^~])?\s*v?(?!{_GAP}){_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}(?:\s+|,|$)"
+)
+_HYPHEN: Final = re.compile(r"(?<![^\s,|])(v?[0-9]\S*)\s+-\s+(?=v?[0-9])")  # 1.2 - 1.4 means >=1.2 <=1.4
 
 
 def is_range(text: str) -> bool:
@@ -62,7 +66,7 @@ def parse_range(text: str) -> VersionRange:
     ``>=1.0.0-0 <2`` matches pre-releases too.
     """
     alternatives = []
-    for alternative in map(str.strip, text.split("||")):
+    for alternative in map(str.strip, _HYPHEN.sub(r">=\1 <=", text).split("||")):
         terms, position = list[VersionInterval](), 0
         while position < len(alternative) or not position:
             match = _TERM.match(alternative, position)
@@ -96,7 +100,7 @@ def _parse_term(match: re.Match[str]) -> VersionInterval:
         ">": (next_higher, _HIGHEST),
     }
     start, stop = ranges.get(operator, (low, next_higher))
-    return VersionInterval(start, stop, match["prerelease"] is not None)
+    return VersionInterval(start, stop, match["prerelease"] is not None, operator == "!=")
 
 
 def _find_next_version(parts: list[int], operator: str | None) -> Version:
@@ -126,7 +130,7 @@ def find_highest_tag(version_range: VersionRange, tags: Iterable[str]) -> str | 
 
 def _contains(terms: tuple[VersionInterval, ...], version: Version) -> bool:
     is_eligible = version.is_final or any(term.names_prerelease for term in terms)
-    return is_eligible and all(term.start <= version < term.stop for term in terms)
+    return is_eligible and all((term.start <= version < term.stop) != term.is_excluded for term in terms)
 
 
 def parse_version(text: str) -> Version | None:

@@ -50,6 +50,13 @@ TAGS = [
         (">=2.0.0-0 <2.0.0-rc.3", "v2.0.0-rc.2"),
         ("^1.0.0-0", "v1.10.0"),
         ("=1.0.0-rc.1", "1.0.0-rc.1"),
+        (">=1.2 <2 !=1.10.0", "v1.9.0"),
+        (">= 1.2, < 2, != 1.10.x", "v1.9.0"),
+        ("!=3.x", "v2.0.0"),
+        ("!=3.1", "v2.0.0"),
+        ("1.0.0 - 1.2", "v1.2.9"),
+        ("1.0.0 - 1.2.5 || v0.2 - 0.2.5", "v1.2.0"),
+        ("1.0.0 - 2.0.0 <2.0.0", "v1.10.0"),
     ],
 )
 def test_a_range_selects_the_highest_version_within_it(written: str, tag: str | None) -> None:
@@ -61,7 +68,26 @@ def test_a_range_selects_the_highest_version_within_it(written: str, tag: str | 
 
 @for_each(
     "written",
-    ["", "main", "1.2.3.4", ">=", "1..2", "1.2 ||", "<>1", "^v", "1.2-", ">= 1 or so", "1.*.3", "<x.2", "v*.*.1"],
+    [
+        "",
+        "main",
+        "1.2.3.4",
+        "!1.2",
+        "!=",
+        "1.2 -",
+        "1.2 - - 3",
+        "12.3.34~ 1.2.3",
+        ">=",
+        "1..2",
+        "1.2 ||",
+        "<>1",
+        "^v",
+        "1.2-",
+        ">= 1 or so",
+        "1.*.3",
+        "<x.2",
+        "v*.*.1",
+    ],
 )
 def test_an_invalid_range_is_a_usage_error(written: str) -> None:
     with pytest.raises(UsageError, match="is not a version range"):
@@ -72,7 +98,7 @@ def test_an_invalid_range_is_a_usage_error(written: str) -> None:
     "name",
     [
         *("main", "1.x", "v1.2.3", "release/1.2", "feature-2"),
-        *("feature=x", "a|b", "a||b", "a<b>c", "1.2|1.3", "refs/heads/=1.2", "refs/tags/>=1.2"),
+        *("feature=x", "a|b", "a||b", "a<b>c", "1.2|1.3", "refs/heads/=1.2", "refs/tags/>=1.2", "!fix"),
     ],
 )
 def test_the_name_of_a_branch_is_not_a_range(name: str) -> None:
@@ -80,7 +106,24 @@ def test_the_name_of_a_branch_is_not_a_range(name: str) -> None:
 
 
 @for_each(
-    "text", [">=1.4", "<2", "=1.2", ">1", "1.4||2.0", "x||1", "1.2,<3", "v1.2||one", ">=one", "~1", "^0.1", "*", "1 2"]
+    "text",
+    [
+        "!=1.4",
+        "1.2 - 1.4",
+        ">=1.4",
+        "<2",
+        "=1.2",
+        ">1",
+        "1.4||2.0",
+        "x||1",
+        "1.2,<3",
+        "v1.2||one",
+        ">=one",
+        "~1",
+        "^0.1",
+        "*",
+        "1 2",
+    ],
 )
 def test_a_text_that_begins_like_a_range_is_not_a_name(text: str) -> None:
     assert is_range(text)
