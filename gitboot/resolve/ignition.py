@@ -203,9 +203,13 @@ _AUTHORITY: Final = r"(?:[^\s/?#@]*@)?(?:\[[^\s/?#\]]*\]|[^\s/?#:\[\]]*)(?::[0-9
 _URL: Final = re.compile(
     rf"[a-z0-9]+:(?://{_AUTHORITY}(?=[/?#]|\Z)|(?!//))(?:[^%?#]|%[0-9a-f]{{2}})*(?:[?#].*)?", re.IGNORECASE | re.DOTALL
 )
-_DATA_URL: Final = re.compile(
-    r"data:(?:[^,;/]+/[^,;/]+)?(?:;[^,;]+)*,[^%]*+(?:%[0-9a-f]{2}[^%]*+)*+", re.IGNORECASE | re.DOTALL
-)
+# The data URLs that Ignition reads. Source: vincent-petithory/dataurl, lex.go.
+_WORD: Final = r"[!#$%&'*+.^_`{|}~0-9A-Za-z-]"
+_MEDIA_TYPE: Final = rf"(?:(?:application|audio|image|message|multipart|text|video){_WORD}*|[xX]-{_WORD}*)/{_WORD}*"
+_PARAMETER: Final = rf';{_WORD}++=(?:{_WORD}++|"(?:[^"\\]|\\.)*")'
+_BASE64: Final = r"(?:[0-9A-Za-z+/]{4})*+(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?"
+_URL_TEXT: Final = r"(?:[!$&'()*+,./:;=?@_~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*+"
+_DATA_URL: Final = re.compile(rf"data:(?:{_MEDIA_TYPE})?(?:{_PARAMETER})*(?:;base64,{_BASE64}|,{_URL_TEXT})", re.ASCII)
 
 
 def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
@@ -394,7 +398,8 @@ def _find_wrong_volume(path: str, volume: Mapping[str, Any], minor: int) -> Iter
     if pin and uses_others:
         yield f"{path}.clevis has a custom pin and other pins"
     for each in tang:
-        if not (each.get("url") or "").startswith(("http://", "https://")) or not each.get("thumbprint"):
+        url = each.get("url") or ""
+        if not (url.startswith(("http://", "https://")) and _URL.fullmatch(url)) or not each.get("thumbprint"):
             yield f"{path}.clevis.tang needs an http or https URL and a thumbprint"
     has_other_key = pin or uses_others or (volume.get("keyFile") or {}).get("source")
     if has_other_key and minor >= _CEX_SINCE and (volume.get("cex") or {}).get("enabled"):
@@ -430,10 +435,11 @@ def _find_wrong_source(
     if not source and is_needed:
         yield f"{path} has no source"
     scheme = source.partition(":")[0].lower()
-    if source and (_SCHEMES.get(scheme, minor + 1) > minor or not _URL.fullmatch(source)):
+    if scheme == "data":
+        if not _DATA_URL.fullmatch(source):
+            yield f"{path} has the source {_describe(source)}, which is not an encoded data URL (RFC 2397)"
+    elif source and (_SCHEMES.get(scheme, minor + 1) > minor or not _URL.fullmatch(source)):
         yield f"{path} has the source {_describe(source)}, which is not a URL that Ignition can fetch"
-    elif scheme == "data" and not _DATA_URL.fullmatch(source):
-        yield f"{path} has the source {_describe(source)}, which is not a data URL (RFC 2397)"
     headers = [each or {} for each in (fields.get("httpHeaders") or [] if minor else [])]
     if headers and scheme not in ("http", "https"):
         yield f"{path} has httpHeaders, but its source is not an http or https URL"
