@@ -198,6 +198,19 @@ _AUTOINSTALL_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("storage", "ubuntu-advantage", "ubuntu-pro", "user-data"), (dict,)),
     "proxy": (str, type(None)),
 }
+# the types of the fields below these keys
+_FIELD_TYPES: Final[Mapping[str, Mapping[str, type]]] = {
+    "active-directory": {"admin-name": str, "domain-name": str},
+    "codecs": {"install": bool},
+    "drivers": {"install": bool},
+    "identity": dict.fromkeys(("hostname", "password", "realname", "username"), str),
+    "kernel": {"flavor": str, "package": str},
+    "keyboard": {"layout": str, "variant": str},
+    "refresh-installer": {"channel": str, "update": bool},
+    "source": {"id": str, "search_drivers": bool},
+    "ssh": {"allow-pw": bool, "authorized-keys": list, "install-server": bool},
+}
+_LISTS_OF_STRINGS: Final = ("interactive-sections", "packages", "ssh.authorized-keys")
 # the keys without which the installer stops
 _REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "identity": ("username", "hostname", "password"),
@@ -212,7 +225,12 @@ _ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL_TYPES) - {
     *("apt", "drivers", "keyboard", "locale", "packages", "reporting", "ssh", "timezone"),
     *("ubuntu-advantage", "ubuntu-pro", "updates"),
 }
-_TYPE_NAMES: Final[Mapping[type, str]] = {list: "a list", str: "a string", dict: "a mapping"}
+_TYPE_NAMES: Final[Mapping[type, str]] = {
+    list: "a list",
+    str: "a string",
+    dict: "a mapping",
+    bool: "true or false",
+}
 
 
 def _check_autoinstall(text: str) -> None:
@@ -246,13 +264,10 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
             "`autoinstall.version` in the rendered user data is not 1", "write `version: 1` under `autoinstall`"
         )
     for key, value in section.items():
-        types = _AUTOINSTALL_TYPES.get(key)
-        if types is not None and not isinstance(value, types):
-            raise make_user_data_fault(
-                f"autoinstall.{key} in the rendered user data must be {_TYPE_NAMES[types[0]]}, found "
-                f"{_describe(value)}",
-                "correct the template",
-            )
+        _check_autoinstall_value(str(key), value, _AUTOINSTALL_TYPES.get(key, (object,)))
+        for field, kind in _FIELD_TYPES.get(key, {}).items():
+            if field in value:
+                _check_autoinstall_value(f"{key}.{field}", value[field], (kind,))
         if is_alone and (missing := [each for each in _REQUIRED.get(key, ()) if each not in value]):
             raise make_user_data_fault(
                 f"autoinstall.{key} in the rendered user data has no {missing[0]}", "add the missing key"
@@ -271,6 +286,19 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
                     "list of strings",
                     "quote the command if it contains a colon and a space",
                 )
+
+
+def _check_autoinstall_value(key: str, value: object, types: tuple[type, ...]) -> None:
+    if not isinstance(value, types):
+        raise make_user_data_fault(
+            f"autoinstall.{key} in the rendered user data must be {_TYPE_NAMES[types[0]]}, found {_describe(value)}",
+            "correct the template",
+        )
+    if key in _LISTS_OF_STRINGS and isinstance(value, list) and not all(isinstance(each, str) for each in value):
+        raise make_user_data_fault(
+            f"autoinstall.{key} in the rendered user data contains a value that is not a string",
+            "quote the values that YAML reads as numbers, and remove empty ones",
+        )
 
 
 def _describe(value: object) -> str:

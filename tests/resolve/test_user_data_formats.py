@@ -65,6 +65,28 @@ def fault(format: str, text: str) -> str | None:
             f"{HEAD}  keyboard: {{variant: nodeadkeys}}\n",
             "autoinstall.keyboard in the rendered user data has no layout",
         ),
+        (f"{HEAD}  ssh: {{authorized-keys: [a], allow-pw: no, install-server: yes}}\n", None),
+        (
+            f"{HEAD}  ssh: {{authorized-keys: a}}\n",
+            "autoinstall.ssh.authorized-keys in the rendered user data must be a list",
+        ),
+        (
+            f"{HEAD}  ssh: {{authorized-keys: [1]}}\n",
+            "autoinstall.ssh.authorized-keys in the rendered user data contains",
+        ),
+        (
+            f"{HEAD}  ssh: {{install-server: 'yes'}}\n",
+            "autoinstall.ssh.install-server in the rendered user data must be true",
+        ),
+        (
+            f"{HEAD}  identity: {{username: a, hostname: b, password: 1}}\n",
+            "autoinstall.identity.password in the rendered",
+        ),
+        (
+            f"{HEAD}  drivers: {{install: 'no'}}\n",
+            "autoinstall.drivers.install in the rendered user data must be true or",
+        ),
+        (f"{HEAD}  packages: [a, 1]\n", "autoinstall.packages in the rendered user data contains"),
         (f"{HEAD}  oem: {{}}\n", "autoinstall.oem in the rendered user data has no install"),
         (
             f"{HEAD}  kernel-crash-dumps: {{}}\n",
