@@ -48,11 +48,13 @@ def provision_key(policy: PolicyDecision, record: Record) -> str:
     """Return the key that identifies the installation that a policy requires.
 
     With OnImageChange, a policy may return to an earlier image. Therefore, the key contains the time of the last
-    provisioning, so that gitboot ignores overrides and attempts from before that time.
+    provisioning, so that gitboot ignores overrides and attempts from before that time. If a commit changes
+    `networkBoot` during the installation, the key stays the same.
     """
-    if policy.network_boot is not NetworkBoot.ON_IMAGE_CHANGE or policy.boot is None:
-        return f"provision/{policy.provision}"
-    return image_provision_key(policy.provision, policy.boot.image, record)
+    key = f"provision/{policy.provision}"
+    if policy.network_boot is NetworkBoot.ON_IMAGE_CHANGE and policy.boot is not None:
+        key = image_provision_key(policy.provision, policy.boot.image, record)
+    return find_begun_key(key, record)
 
 
 _AFTER: Final = "/after/"
@@ -62,6 +64,41 @@ def image_provision_key(provision: int, image: str, record: Record) -> str:
     """Return the key that identifies the next installation of an image after the last installation in the record."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
     return f"provision/{provision}/{image}{since}"
+
+
+def find_begun_key(key: str, record: Record) -> str:
+    """Return the key under which the installation that ``key`` requires began, or ``key`` if no boot was served.
+
+    The two keys differ if a commit changed `networkBoot` since then.
+    """
+    begun = [(each.key, each.image) for each in reversed(record.attempts)]
+    others = (record.consumed_key, *(each.key for each in record.unknown_serves if not each.is_withheld))
+    begun += [(each, None) for each in others if each is not None]
+    for recorded_key, image in begun:
+        found = _BASE_KEY.match(recorded_key)
+        if found is not None and satisfies_key(found[0], key):
+            return key
+        if found is not None and has_other_mode(found[0], key, record, image):
+            return found[0]
+    return key
+
+
+# A provision key at the start of a boot key. An image can be named `attempt` or `boot`, too.
+_BASE_KEY: Final = re.compile(r"provision/([0-9]+)(?:/(?!(?:attempt|boot)/[0-9])([^/]+)(?:/after/[^/]+)?)?")
+
+
+def has_other_mode(recorded_key: str, key: str, record: Record, image: str | None = None) -> bool:
+    """Return whether a recorded key belongs to the installation that ``key`` requires, but with another `networkBoot`.
+
+    Both keys then belong to the first installation with a provision number, which has not ended. ``image`` is the image
+    of the recorded boot, or None if it is unknown.
+    """
+    recorded, required = _BASE_KEY.match(recorded_key), _BASE_KEY.match(key)
+    if recorded is None or required is None or (recorded[2] is None) == (required[2] is None):
+        return False
+    number = int(recorded[1])
+    is_unfinished = number >= int(required[1]) and (record.provision is None or number > record.provision)
+    return is_unfinished and (image is None or required[2] in (None, image))
 
 
 _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")

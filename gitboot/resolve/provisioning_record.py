@@ -150,7 +150,7 @@ def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
 
 def make_record_fields(record: Record) -> dict[str, Any]:
     """Convert a record to JSON values."""
-    runs = {name: _drop_null_disk_boot(to_json_value(run)) for name, run in record.runs.items()}
+    runs = {name: _drop_null_fields(to_json_value(run)) for name, run in record.runs.items()}
     attempts = [make_attempt_fields(each) for each in record.attempts]
     unknown_serves = {"unknownServes": to_json_value(record.unknown_serves)} if record.unknown_serves else {}
     return {**to_json_value(record), "runs": runs, "attempts": attempts, **unknown_serves}
@@ -158,12 +158,12 @@ def make_record_fields(record: Record) -> dict[str, Any]:
 
 def make_attempt_fields(attempt: InstallAttempt) -> dict[str, Any]:
     """Convert an install attempt, including its fetches and its step, to JSON values."""
-    return _drop_null_disk_boot({**to_json_value(attempt), "step": attempt.step})
+    return _drop_null_fields({**to_json_value(attempt), "step": attempt.step})
 
 
-def _drop_null_disk_boot(fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove the field diskBoot if it is null, as the version at commit 2fefe59 does."""
-    return {key: value for key, value in fields.items() if key != "diskBoot" or value is not None}
+def _drop_null_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Remove the fields diskBoot and image if they are null, because earlier versions do not write these fields."""
+    return {key: value for key, value in fields.items() if key not in ("diskBoot", "image") or value is not None}
 
 
 def get_provisioning_fields(record: Record) -> list[Any]:
@@ -178,7 +178,7 @@ def make_run_fields(run: Run) -> dict[str, Any]:
         "started": to_json_value(run.started),
         "diskBoot": to_json_value(run.disk_boot),
     }
-    return _drop_null_disk_boot(evidence)
+    return _drop_null_fields(evidence)
 
 
 def parse_record(item: Mapping[str, Any]) -> Record:
@@ -245,6 +245,7 @@ def parse_attempt(item: Mapping[str, Any]) -> InstallAttempt:
         raise ValueError("an install attempt must have at least one served boot")
     return InstallAttempt(
         key=text(item["key"]),
+        image=text(item["image"]) if item.get("image") is not None else None,
         number=_parse_number(item["number"]),
         boots=boots,
         started=_parse_step_evidence(started) if started is not None else None,
@@ -384,6 +385,7 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
     """One attempt at an installation."""
 
     key: str  # the provision key
+    image: str | None = None  # the image that was fetched last; None: recorded by an earlier version
     number: int = 1
     boots: tuple[StepEvidence, ...]  # the served boots; an installer may boot several times
     started: StepEvidence | None = None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from msgspec import Struct, structs
 
 from gitboot.bmc.override_session import BmcTask
-from gitboot.bmc.override_state import Override, WantedOverride
+from gitboot.bmc.override_state import Override, OverrideRecord, WantedOverride
 from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordState, WantedPowerChange
 from gitboot.controller.records.evidence import awaits_progress
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
@@ -22,7 +22,7 @@ from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_files import ServerDetails, ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.install_attempts import last_attempt, provision_key
+from gitboot.resolve.install_attempts import has_other_mode, last_attempt, provision_key
 from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
@@ -301,6 +301,8 @@ def find_desired_state(
         wanted = structs.replace(add_server_state(wanted, state, snapshot), may_set=may_set)
         if not may_set and (record is None or record.state.is_unused):
             wanted = None
+        if _may_have_booted_before(state, records):
+            may_set, wanted, is_new = False, None, False
     if not may_set and power is not None:
         power = power.as_wait_only(power_records)
     needs_progress = awaits_progress(snapshot, state, commit.fleet.provisioning.evidence)
@@ -329,6 +331,17 @@ def find_desired_state(
         power,
         is_new,
     )
+
+
+def _may_have_booted_before(state: ServerState, records: Iterable[OverrideRecord]) -> bool:
+    """Return whether the machine may have used an override for the planned installation.
+
+    gitboot set this override before a commit changed `networkBoot`.
+    """
+    plan, record = state.plan, state.record
+    if plan is None or plan.phase is not Phase.NETWORK or plan.key is None or record is None:
+        return False
+    return any(not each.state.is_unused and has_other_mode(each.reason, plan.key, record) for each in records)
 
 
 def add_server_state(wanted: WantedOverride, state: ServerState, snapshot: LedgerSnapshot) -> WantedOverride:

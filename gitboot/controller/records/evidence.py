@@ -42,8 +42,9 @@ from gitboot.ledger.server_tables import PendingObservation
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.render.server_files import ServerState
+from gitboot.resolve.install_attempts import has_other_mode
 from gitboot.resolve.plan_at_time import release_key
-from gitboot.resolve.provisioning_record import StepEvidence
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, StepEvidence
 from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import WAITING_CAUSES, Cause, Offer, Phase
 
@@ -317,6 +318,8 @@ def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: i
     if plan is None or plan.boot is None or (offer := build_offer(state.decision, plan, state.record)) is None:
         return
     record = next((each for each in update.overrides.list_records(uuid) if each.reason == offer.key), None)
+    if plan.phase is Phase.NETWORK and (record is None or record.state.is_unused):
+        _apply_override_with_other_mode(update, offer, identifies_machine=boot_identifies_machine(plan.boot))
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
         record_override_by_another(update, offer)
     if record is None or record.state not in (OverrideState.CONSUMED, OverrideState.LOST):
@@ -329,6 +332,27 @@ def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: i
         record_boot_consumed(update, structs.replace(offer, number=number))
     elif plan.phase is Phase.NETWORK:
         record_override_consumed(update, uuid, state.decision.server, offer.key, update.at)
+
+
+def _apply_override_with_other_mode(update: LedgerUpdate, offer: Offer, *, identifies_machine: bool) -> None:
+    """Record an override that was consumed for this installation, but that was set before `networkBoot` changed.
+
+    If the image boots without fetches, the machine may have booted it, so an operator must look at the machine.
+    """
+    if (record := update.usable_record(offer.uuid)) is None:
+        return
+    used = next(
+        (
+            each
+            for each in update.overrides.list_records(offer.uuid)
+            if not (each.state.is_open or each.state.is_unused) and has_other_mode(each.reason, offer.key, record)
+        ),
+        None,
+    )
+    if used is not None:
+        has_grace = identifies_machine and used.state is not OverrideState.SET_BY_ANOTHER
+        at = update.at if has_grace else update.at - CONSUMED_GRACE
+        record_override_consumed(update, offer.uuid, offer.server, used.reason, at)
 
 
 def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:

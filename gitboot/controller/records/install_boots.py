@@ -26,6 +26,7 @@ from gitboot.resolve.install_attempts import (
     add_consumed_run,
     attempt_token,
     disk_boot_token,
+    find_begun_key,
     image_provision_key,
     install_progress,
     is_overwritten,
@@ -244,7 +245,7 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
     """
     if _needs_no_boot(offer, record):
         return record, ""
-    last = last_attempt(record, offer.base or offer.key)
+    last = find_last_attempt(offer, record)
     new_record = replace(
         record,
         provision=max(offer.provision, record.provision or 0),
@@ -332,9 +333,10 @@ def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Recor
     if _needs_no_boot(offer, record) or (last is not None and _boot_position(last) >= (offer.attempt, offer.boot)):
         return record
     if last is not None and last.number == offer.attempt:
-        return _replace_attempt(offer, record, structs.replace(last, boots=(*last.boots, seen)))
+        return _replace_attempt(offer, record, structs.replace(last, image=offer.image, boots=(*last.boots, seen)))
+    key = _find_attempt_key(offer, record)
     return _replace_attempt(
-        offer, record, InstallAttempt(key=_find_attempt_key(offer, record), number=offer.attempt, boots=(seen,))
+        offer, record, InstallAttempt(key=key, image=offer.image, number=offer.attempt, boots=(seen,))
     )
 
 
@@ -346,20 +348,20 @@ def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
     if offer.attempt == 0:  # user data paths name their attempt, but the common path now belongs to another attempt
         return record
     if record.grace_until is not None and record.attempts and not is_outdated(offer, record):
-        return replace(_replace_attempt(offer, record, _add_start(record.attempts[-1], seen)), grace_until=None)
+        return replace(_replace_attempt(offer, record, _add_start(offer, record.attempts[-1], seen)), grace_until=None)
     served = apply_boot_served(offer, record, seen)
     last = find_last_attempt(offer, served)
     if last is None or last.failed is not None or last.number != offer.attempt or _needs_no_boot(offer, record):
         return record
-    return record if last.is_running else _replace_attempt(offer, served, _add_start(last, seen))
+    return record if last.is_running else _replace_attempt(offer, served, _add_start(offer, last, seen))
 
 
-def _add_start(attempt: InstallAttempt, seen: StepEvidence) -> InstallAttempt:
+def _add_start(offer: Offer, attempt: InstallAttempt, seen: StepEvidence) -> InstallAttempt:
     """Return the attempt with its last boot marked as started.
 
     The order of the fetches shows which boot was the last.
     """
-    return structs.replace(attempt, started=seen, started_boot=len(attempt.boots))
+    return structs.replace(attempt, image=offer.image, started=seen, started_boot=len(attempt.boots))
 
 
 def apply_reported_failure(offer: Offer, record: Record, failure: Failure) -> Record:
@@ -418,9 +420,10 @@ def _find_attempt_key(offer: Offer, record: Record) -> str:
     With `OnImageChange`, the key depends on the record. If the record contains an earlier installation, the key
     contains the time of that installation.
     """
+    key = offer.base or offer.key
     if offer.on_image_change and not is_outdated(offer, record):
-        return image_provision_key(offer.provision, offer.image, record)
-    return offer.base or offer.key
+        key = image_provision_key(offer.provision, offer.image, record)
+    return find_begun_key(key, record)
 
 
 def find_last_attempt(offer: Offer, record: Record) -> InstallAttempt | None:

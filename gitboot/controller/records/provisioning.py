@@ -309,10 +309,12 @@ def _complete_installations(update: LedgerUpdate, decisions: Decisions, machines
         if record is None or update.list_pending(machine.uuid):
             continue
         decision = decisions.servers[machine.name]
-        if find_open_attempt(decision, record) is None or unfinished_later_attempt(record) is not None:
+        attempt = find_open_attempt(decision, record)
+        if attempt is None or unfinished_later_attempt(record) is not None:
             continue
         if (offer := find_report_offer(decision, record)) is not None:
-            complete_installation(update, structs.replace(offer, number=update.facts.sequence), "Fetched")
+            offer = structs.replace(offer, image=attempt.image or offer.image, number=update.facts.sequence)
+            complete_installation(update, offer, "Fetched")
 
 
 def extend_maintenance_runs(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:

@@ -18,6 +18,7 @@ from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.bmc.override_state import OverrideRecord, OverrideState
 from gitboot.controller.bmcs.schedule import build_override_events
 from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.provisioning_record import Record, make_record_fields
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.helpers.fleets import fleet, image, maintenance, make_uuid, policy, profile, server, store_credentials
 from tests.helpers.instance_in_process import Bench
@@ -181,6 +182,50 @@ def test_a_server_is_installed_once_from_the_first_reconcile_to_its_disk(site: S
     assert (site.shown, site.patches) == ("Disabled None", 1)
     assert site.due_in_s is None  # no override is set, so nothing is read
     assert PASSWORD not in repr(site.bench.events)
+
+
+SWITCHES = [("Once", "OnImageChange"), ("OnImageChange", "Once")]
+
+
+@pytest.mark.parametrize("artifacts", ["kernel, initrd", "uki"])
+@pytest.mark.parametrize(("before", "after"), SWITCHES)
+def test_an_override_that_was_used_before_a_commit_changed_network_boot_is_not_set_again(
+    site: Site, before: str, after: str, artifacts: str
+) -> None:
+    boot = {"method": "UefiHttp" if artifacts == "uki" else "Pxe", "artifacts": artifacts}
+    site.apply(before, **boot)
+    assert site.shown.split()[0] == "Once"
+    site.boot()
+    assert summarize_plan(site.apply(after, **boot)) == TO_INSTALL  # the BMC has not responded yet
+    for _ in range(40):
+        site.reconcile_after(60)
+        assert (site.shown.split()[0], site.patches) == ("Disabled", 1)
+    assert summarize_plan(site.bench.plan()) == (Phase.DISK, Cause.CONSUMED)
+    assert site.condition("InstallsCompleted") == (False, "NeedsOperator")
+    item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record())}
+    site.bench.request("records", items=[item], reason="it is not installed")
+    for _ in range(3):
+        site.reconcile_after(60)
+    assert (site.shown.split()[0], site.patches) == ("Once", 2)
+
+
+@pytest.mark.parametrize(("before", "after"), SWITCHES)
+def test_an_override_that_was_not_used_when_a_commit_changed_network_boot_is_replaced(
+    site: Site, before: str, after: str
+) -> None:
+    site.observe_resets()
+    site.apply(before)
+    assert site.shown == "Once Pxe"
+    site.apply(after)
+    for _ in range(5):
+        site.reconcile_after(60)
+    assert site.shown == "Once Pxe"
+    site.boot()
+    site.bench.fetch(site.bench.plan())
+    site.bench.reconcile()
+    for _ in range(3):
+        assert summarize_plan(site.reconcile_after(60)) == INSTALLED
+    assert site.shown.split()[0] == "Disabled"
 
 
 def test_a_fetch_while_the_override_stands_is_ignored_with_an_event(site: Site) -> None:

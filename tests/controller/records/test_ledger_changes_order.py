@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -67,12 +68,14 @@ class OrderBench(Bench):
         image_name: str = "flatcar-1",
         often: str = "Once",
         attempts: int = 1,
+        boots: int = 1,
+        provision: int = 1,
         text: str = REPORTING_DATA,
     ) -> BootPlan:
         self.decide(
             fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: {evidence}, attempts: {attempts}}}"),
-            server("web01", "role: web", "provision: 1"),
-            *(image(f"flatcar-{number}", "userData: CloudInit") for number in (1, 2, 3)),
+            server("web01", "role: web", f"provision: {provision}"),
+            *(image(f"flatcar-{number}", f"userData: CloudInit, boots: {boots}") for number in (1, 2, 3)),
             profile("web", image_name, "userData: {format: CloudInit, template: t}"),
             policy("web", often=often),
             *more,
@@ -224,6 +227,128 @@ def test_an_image_that_is_wanted_again_is_a_new_offer(web01: OrderBench, off: ti
     web01.fetch_boot(again, off)
     assert web01.wait(minutes=5).reconcile_plan().phase is Phase.DISK
     assert web01.record is not None and [each.key for each in web01.record.attempts] == ["provision/1/flatcar-1"]
+
+
+# A boot of web01 that a commit about the policy finds: read the fetch, the start, the report of a failure, the intent.
+def leave_served(web01: OrderBench, plan: BootPlan) -> None:
+    web01.fetch_boot(plan)
+
+
+def leave_started(web01: OrderBench, plan: BootPlan) -> None:
+    web01.fetch_boot(plan)
+    web01.data(web01.token)
+
+
+def leave_failed(web01: OrderBench, plan: BootPlan) -> None:
+    web01.fetch_boot(plan)
+    web01.report_failure(web01.token)
+
+
+def leave_intent(web01: OrderBench, plan: BootPlan) -> None:
+    known: dict[str, Any] = {"server": "web01", "path": ENTRY, "client": "10.0.0.7", "at": web01.now}
+    web01.observe(Observation(**known, digest=plan.digest, offer=plan.offer, intent="1" * 32))
+    web01.reconcile_plan()
+
+
+BEGINNINGS = (leave_served, leave_started, leave_failed, leave_intent)
+SWITCHES = [("Once", "OnImageChange"), ("OnImageChange", "Once")]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("before", "after"), SWITCHES)
+def test_a_commit_that_changes_network_boot_during_an_installation_offers_no_second_one(
+    web01: OrderBench, before: str, after: str, begin: Callable[[OrderBench, BootPlan], None], number: int
+) -> None:
+    if number == 2:
+        install_first(web01)
+    begin(web01, web01.install(often=before, provision=number))
+    for often in (after, before, after):
+        assert web01.wait(hours=3).install(often=often, provision=number).phase is Phase.DISK
+    assert summarize_plan(web01.install(often=after, provision=number + 1)) == INSTALL_PENDING
+    web01.install(often=after, provision=number)
+    assert summarize_plan(web01.set_pending()) == INSTALL_PENDING
+
+
+def install_first(web01: OrderBench) -> None:
+    web01.fetch_boot(web01.install(often="OnImageChange"))
+    web01.report_success(web01.token)
+    assert web01.step == "Provisioned"
+    web01.wait(minutes=5)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("evidence", ["Reported", "Fetched"])
+@pytest.mark.parametrize("boots", [1, 2])
+@pytest.mark.parametrize(("before", "after"), SWITCHES)
+def test_an_installation_goes_on_although_a_commit_changed_network_boot(
+    web01: OrderBench, before: str, after: str, boots: int, evidence: str, number: int
+) -> None:
+    if number == 2:
+        install_first(web01)
+    known: dict[str, Any] = {"evidence": evidence, "boots": boots, "provision": number}
+    plan = web01.fetch_boot(web01.install(often=before, **known))
+    token = web01.token
+    assert web01.install(often=after, **known).offer == plan.offer  # the endpoint serves no other boot for a minute
+    for _ in range(boots - 1):
+        plan = web01.wait(minutes=2).reconcile_plan()
+        assert summarize_plan(plan) == INSTALL_PENDING
+        web01.fetch_boot(plan)
+    assert web01.token == token
+    assert web01.data(token).phase is Phase.DISK
+    if evidence == "Reported":
+        assert web01.step == "Started"
+        assert web01.report_success(token).phase is Phase.DISK
+    assert (web01.step, web01.record and web01.record.image) == ("Provisioned", "flatcar-1")
+    for often in (after, before):
+        assert summarize_plan(web01.wait(hours=3).install(often=often, **known)) == (Phase.DISK, Cause.PROVISIONED)
+    assert summarize_plan(web01.install(often="OnImageChange", image_name="flatcar-2", **known)) == INSTALL_PENDING
+
+
+@pytest.mark.parametrize(("before", "after"), SWITCHES)
+def test_another_attempt_goes_on_although_a_commit_changed_network_boot(
+    web01: OrderBench, before: str, after: str
+) -> None:
+    web01.fetch_boot(web01.install(often=before, attempts=2))
+    first = web01.token
+    web01.install(often=after, attempts=2)
+    again = web01.report_failure(first)
+    assert summarize_plan(again) == INSTALL_PENDING
+    web01.fetch_boot(again)
+    assert web01.record is not None
+    assert [(each.number, each.step) for each in web01.record.attempts] == [(1, "Failed"), (2, "Attempted")]
+    assert web01.wait(minutes=2).install(often=before, attempts=2).phase is Phase.DISK
+    web01.report_failure(web01.token)
+    assert summarize_plan(web01.install(often=after, attempts=2)) == (Phase.DISK, Cause.FAILED)
+
+
+@pytest.mark.parametrize("often", ["Once", "OnImageChange"])
+def test_the_record_names_the_image_that_was_fetched_although_a_commit_changed_it_and_the_evidence(
+    web01: OrderBench, often: str
+) -> None:
+    leave_started(web01, web01.install())
+    plan = web01.wait(minutes=5).install(often=often, image_name="flatcar-2", evidence="Fetched")
+    if often == "Once":
+        assert (web01.step, web01.record and web01.record.image) == ("Provisioned", "flatcar-1")
+    else:
+        assert summarize_plan(plan) == INSTALL_PENDING
+
+
+@pytest.mark.parametrize("begin", BEGINNINGS[:3], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("before", ["Once", "OnImageChange"])
+def test_on_image_change_installs_another_image_although_the_first_installation_has_not_ended(
+    web01: OrderBench, before: str, begin: Callable[[OrderBench, BootPlan], None]
+) -> None:
+    begin(web01, web01.install(often=before))
+    token = web01.token
+    corrected = web01.wait(minutes=5).install(often="OnImageChange", image_name="flatcar-2")
+    assert summarize_plan(corrected) == INSTALL_PENDING
+    web01.fetch_boot(corrected)
+    web01.report_success(token)
+    assert web01.step == "Attempted"
+    web01.report_success(web01.token)
+    assert (web01.step, web01.record and web01.record.image) == ("Provisioned", "flatcar-2")
+    assert web01.wait(hours=3).reconcile_plan().phase is Phase.DISK
 
 
 @pytest.mark.parametrize("together", [True, False])

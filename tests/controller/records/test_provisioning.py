@@ -546,7 +546,11 @@ def test_evidence_meets_the_provision_key_and_is_reported_once(bench: Bench) -> 
         grace_until=NOON + timedelta(seconds=60),
         answered=2,
         attempts=(
-            InstallAttempt(key="provision/3", boots=(StepEvidence(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"),)),
+            InstallAttempt(
+                key="provision/3",
+                image="flatcar-1",
+                boots=(StepEvidence(NOON, "boot/v1/boot/m/boot.ipxe", "10.0.0.7"),),
+            ),
         ),
     )
     boot_once(bench, plan)
