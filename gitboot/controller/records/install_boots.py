@@ -14,7 +14,7 @@ from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
-from gitboot.fleet.identities import IdentityKey
+from gitboot.fleet.identities import IdentityKey, Machine
 from gitboot.fleet.overlay import merge_changes
 from gitboot.fleet.revision import Revision
 from gitboot.ledger.instance_tables import WithheldBoots
@@ -486,9 +486,14 @@ def _find_identity_owners(commit: Commit, names: Collection[str]) -> dict[Identi
     owners: dict[IdentityKey, set[SystemUuid]] = {}
     for machine in commit.select_machines(names):
         if (described := describe_server(commit, machine.uuid)) is not None:
-            for identity in described.list_identities():
+            for identity in (*described.list_identities(), *_list_bmc_keys(machine)):
                 owners.setdefault(identity, set()).add(machine.uuid)
     return owners
+
+
+def _list_bmc_keys(machine: Machine) -> Iterator[IdentityKey]:
+    """Yield the address of a machine's BMC as an identity, because an override there makes the machine boot."""
+    yield from (each for each in machine.list_keys() if each[0] == "BMC")
 
 
 def _list_missing_boots(
@@ -508,7 +513,10 @@ def _list_missing_boots(
     if offered is None:
         return ()
     boots = find_withheld_boots(offered.decision, other.decision if other is not None else None, newer.revision)
-    lost = list_install_identities(offered).keys() - {*other.list_lookups()} if other is not None else set()
+    if other is None:
+        return boots
+    used = {*list_install_identities(offered), *_list_bmc_keys(offered.machine)}
+    lost = used - {*other.list_lookups(), *_list_bmc_keys(other.machine)}
     if not lost:
         return boots
     all_boots, owners = find_withheld_boots(offered.decision, None, newer.revision), find_owners()

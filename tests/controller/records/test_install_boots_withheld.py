@@ -667,6 +667,35 @@ def test_a_held_revert_withholds_the_boots_that_a_mac_address_got_by_mistake(
     assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
 
 
+@pytest.mark.parametrize(("owner", "withheld"), [("web01", ["web00", "web01"]), ("unknown", ["web00"])])
+def test_a_held_revert_withholds_the_boots_that_a_machine_got_by_the_address_of_a_bmc(
+    repository: Repository, tmp_path: Path, owner: str, withheld: list[str]
+) -> None:
+    """gitboot sets overrides also at a BMC that does not report which machine it belongs to."""
+    bmcs = {name: f"https://{name}-bmc.example" for name in ("web00", "web01", "unknown")}
+
+    def describe(*servers: tuple[str, str], web05: str = "") -> dict[str, str]:
+        text = documents(BAD)["fleet.yaml"].replace(server("web05", "role: web"), server("web05", "role: web", web05))
+        for name, bmc in servers:
+            spec = f"bmc: {{address: '{bmcs[bmc]}', credentials: rack}}"
+            text = text.replace(server(name, "role: web"), server(name, "role: web", spec))
+        return {"fleet.yaml": text}
+
+    swapped = [("web00", owner)] + ([(owner, "web00")] if owner != "unknown" else [("web01", "web01")])
+    repository.push({"fleet.yaml": describe(*swapped)["fleet.yaml"].replace(f"image: {BAD}", f"image: {OLD}")})
+    with run_in_process(tmp_path, repository.bare, limits=LOOSE_LIMITS, initial="adopt", clock=lambda: NOON) as parts:
+        reconcile_at(parts)
+        repository.push(describe(*swapped))
+        reconcile_at(parts, 1)
+        approve(parts, get_held(parts).digest)
+        reconcile_at(parts, 2)
+        assert {boot(parts, name) for name in SERVERS} == {(Cause.PENDING, BAD)}
+        repository.push(describe(("web00", "web00"), ("web01", "web01"), web05="provision: 2"))
+        reconcile_at(parts, 5, 6, 7)
+        assert get_held(parts).guards[0] == "maxReinstalls"
+        assert [name for name in SERVERS if boot(parts, name) == (Cause.WITHHELD, None)] == [*withheld, "web05"]
+
+
 @pytest.mark.parametrize(("owner", "goes_on"), [("new", True), ("web01", False)])
 def test_a_started_installation_goes_on_unless_a_held_commit_gives_the_mac_address_to_another_server(
     repository: Repository, tmp_path: Path, owner: str, goes_on: bool
