@@ -157,18 +157,34 @@ def highest_served_provision(record: Record) -> int | None:
     return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
 
 
+def is_lowered(attempt: InstallAttempt, policy: PolicyDecision) -> bool:
+    """Return whether a commit lowered the provision number after an attempt had begun."""
+    found = _KEY.fullmatch(attempt.key)
+    return found is not None and int(found[1]) > policy.provision
+
+
+def has_wanted_image(attempt: InstallAttempt, policy: PolicyDecision) -> bool:
+    """Return whether an attempt installs the image that the policy boots now."""
+    return policy.boot is None or attempt.image in (None, policy.boot.image)
+
+
 def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:
     """Return the number of the next attempt and the number of its next boot. Both numbers start at 1.
 
     Return None if an operator must check the machine first. After the installer has reported a failure, gitboot makes
     another attempt if the Fleet allows more attempts. Without a report, the installer may have written the disks, so an
-    operator must check the machine.
+    operator must check the machine. An operator must also check the machine if a commit lowered the provision number,
+    or changed the image during the attempt.
     """
     last = last_attempt(record, provision_key(policy, record))
     if last is None:
         return 1, 1
+    if is_lowered(last, policy):
+        return None
     if last.failed is not None:
         return (last.number + 1, 1) if last.number < policy.attempts else None
+    if not has_wanted_image(last, policy):
+        return None
     boots = policy.boot.boots if policy.boot is not None else 1
     return (last.number, len(last.boots) + 1) if len(last.boots) < boots else None
 

@@ -13,6 +13,8 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Lifecycle
 from gitboot.resolve.install_attempts import (
     attempt_token,
+    has_wanted_image,
+    is_lowered,
     is_overwritten,
     is_provisioned,
     last_attempt,
@@ -486,7 +488,7 @@ def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | No
             data,
         )
     if (last := last_attempt(record, provision_key(policy, record))) is not None:
-        if last.is_served_again(at):
+        if last.is_served_again(at) and not is_lowered(last, policy) and has_wanted_image(last, policy):
             return replace(served_state, key=last.boot_key)
         if next_attempt_and_boot(policy, record) is None:
             data = boot.user_data if _is_in_grace_period(last.boots[-1].at, at, DATA_GRACE) else None

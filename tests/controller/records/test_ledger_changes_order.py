@@ -322,6 +322,39 @@ def test_another_attempt_goes_on_although_a_commit_changed_network_boot(
     assert summarize_plan(web01.install(often=after, attempts=2)) == (Phase.DISK, Cause.FAILED)
 
 
+@pytest.mark.parametrize("seconds", [10, 300])  # within the time in which gitboot serves the boot again, and later
+@pytest.mark.parametrize("begin", BEGINNINGS[:3], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(("number", "lowered"), [(3, 1), (3, 0), (3, 2)])
+@pytest.mark.parametrize("often", ["Once", "OnImageChange"])
+def test_a_lower_number_withdraws_the_remaining_boots_and_attempts_of_an_installation(
+    web01: OrderBench,
+    often: str,
+    number: int,
+    lowered: int,
+    begin: Callable[[OrderBench, BootPlan], None],
+    seconds: int,
+) -> None:
+    known: dict[str, Any] = {"often": often, "boots": 2, "attempts": 3}
+    begin(web01, web01.install(provision=number, **known))
+    web01.now += timedelta(seconds=seconds)
+    for _ in range(2):
+        assert web01.install(provision=lowered, **known).phase is Phase.DISK
+        web01.wait(hours=3)
+    assert summarize_plan(web01.install(provision=number + 1, **known)) == INSTALL_PENDING
+
+
+@pytest.mark.parametrize("seconds", [10, 300])
+@pytest.mark.parametrize("begin", BEGINNINGS[:2], ids=lambda each: each.__name__)
+def test_a_commit_that_changes_the_image_during_an_attempt_withdraws_its_remaining_boots(
+    web01: OrderBench, begin: Callable[[OrderBench, BootPlan], None], seconds: int
+) -> None:
+    begin(web01, web01.install(boots=2, attempts=2))
+    token = web01.token
+    web01.now += timedelta(seconds=seconds)
+    assert web01.install(boots=2, attempts=2, image_name="flatcar-2").phase is Phase.DISK
+    assert summarize_plan(web01.report_failure(token)) == INSTALL_PENDING  # with the new image
+
+
 @pytest.mark.parametrize("often", ["Once", "OnImageChange"])
 def test_the_record_names_the_image_that_was_fetched_although_a_commit_changed_it_and_the_evidence(
     web01: OrderBench, often: str
