@@ -45,7 +45,9 @@ from gitboot.resolve.install_attempts import (
     has_all_evidence,
     highest_served_provision,
     is_provisioned,
+    last_attempt,
     make_adopted_record,
+    provision_key,
     unfinished_later_attempt,
 )
 from gitboot.resolve.plan_at_time import extend_consumed_runs, is_current_run_consumed
@@ -209,21 +211,25 @@ def adopt_lowered_servers(update: LedgerUpdate, decisions: Decisions, lowered: M
     """
     for uuid, name in lowered.items():
         before, record = update.before.records.get(uuid), update.record(uuid)
-        if before is not None and record is not None and record.offered == before.offered:
-            _adopt_pending_server(update, uuid, decisions.servers[name], record)
+        if before is None or record is None or record.offered != before.offered:
+            continue
+        decision = decisions.servers[name]
+        # A recorded attempt prevents another installation only if the commit does not also change the image.
+        if decision.policy is None or last_attempt(record, provision_key(decision.policy, record)) is None:
+            _adopt_pending_server(update, uuid, decision, record)
 
 
 def _adopt_servers_with_number_0(update: LedgerUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
     """Adopt the servers that became pending with an earlier provision number, unless an operator set them pending."""
     for machine in machines:
         decision, record = decisions.servers[machine.name], update.record(machine.uuid)
-        if decision.provision == 0 and record is not None and record.offered == 0:
+        if decision.provision == 0 and record is not None and record.offered == 0 and not record.attempts:
             _adopt_pending_server(update, machine.uuid, decision, record)
 
 
 def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Decision, record: Record) -> None:
-    """Adopt a server that was never installed. A recorded attempt already prevents another installation."""
-    if record.provision is None and not record.attempts:
+    """Adopt a server that was never installed."""
+    if record.provision is None:
         adopted = make_adopted_record(decision)
         update.write_record(
             uuid,

@@ -343,6 +343,22 @@ def test_a_lower_number_withdraws_the_remaining_boots_and_attempts_of_an_install
     assert summarize_plan(web01.install(provision=number + 1, **known)) == INSTALL_PENDING
 
 
+@pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("lowered", [1, 0])
+@pytest.mark.parametrize("together", [True, False])
+def test_a_commit_that_lowers_the_number_installs_no_other_image(
+    web01: OrderBench, together: bool, lowered: int, begin: Callable[[OrderBench, BootPlan], None]
+) -> None:
+    begin(web01, web01.install(often="OnImageChange", image_name="flatcar-2", provision=3))
+    web01.wait(minutes=5)
+    if not together:
+        assert summarize_plan(web01.install(often="OnImageChange", provision=3)) == INSTALL_PENDING
+    for _ in range(3):
+        assert web01.install(often="OnImageChange", provision=lowered).phase is Phase.DISK
+        web01.wait(hours=3)
+    assert summarize_plan(web01.install(often="OnImageChange", provision=4)) == INSTALL_PENDING
+
+
 @pytest.mark.parametrize("seconds", [10, 300])
 @pytest.mark.parametrize("begin", BEGINNINGS[:2], ids=lambda each: each.__name__)
 def test_a_commit_that_changes_the_image_during_an_attempt_withdraws_its_remaining_boots(
