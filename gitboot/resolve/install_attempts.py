@@ -147,13 +147,13 @@ def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
     return last if int(found[1]) > record.provision or image not in ("", record.image) else None
 
 
-def highest_served_provision(record: Record) -> int | None:
+def highest_served_provision(record: Record, override_keys: Iterable[str] = ()) -> int | None:
     """Return the highest provision number for which a boot may have been served or an override was consumed.
 
-    Return None if there is no such number.
+    Return None if there is no such number. ``override_keys`` are the keys of other overrides that may be consumed.
     """
     possible_keys = (each.key for each in record.unknown_serves if not each.is_withheld)
-    keys = (*(each.key for each in record.attempts), *possible_keys, record.consumed_key or "")
+    keys = (*(each.key for each in record.attempts), *possible_keys, record.consumed_key or "", *override_keys)
     return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
 
 
@@ -386,6 +386,7 @@ def classify_unrecorded_server(
     seen_machines: Collection[SystemUuid],
     first_provision: int | None,
     shared_identity: str | None = None,
+    override_keys: Iterable[str] = (),
 ) -> UnrecordedServer:
     """Determine how to treat a server without a record.
 
@@ -394,6 +395,7 @@ def classify_unrecorded_server(
       server (`gitboot.review.commit_path.find_first_provisions`), or None if the accepted commit contains it.
     - ``shared_identity`` names an identity and the other machine that has the same identity, for example because the
       board was replaced.
+    - ``override_keys`` are the keys of the overrides with which the replaced machine may have booted without a fetch.
     """
     if (replaced := decision.replaces) is not None:
         old_record = records.get(replaced)
@@ -401,7 +403,8 @@ def classify_unrecorded_server(
             return UnrecordedServer(
                 state=UnrecordedState.UNKNOWN, why=f"the server replaces {replaced}, which has no provisioning record"
             )
-        numbers = [each for each in (old_record.provision, highest_served_provision(old_record)) if each is not None]
+        served = highest_served_provision(old_record, override_keys)
+        numbers = [each for each in (old_record.provision, served) if each is not None]
         number, why = max(numbers, default=0), f"the server replaces {replaced}, which has not been provisioned yet"
         if numbers:
             outcome = "provisioned" if old_record.provision == number else "served its boot"

@@ -188,6 +188,11 @@ def _write_first_records(
             shared_identity=f"the {other[0]} {other[1]} with {other[2].name} ({other[2].uuid})"
             if other is not None
             else None,
+            override_keys=[
+                override.reason
+                for override in (update.overrides.list_records(each.replaces) if each.replaces is not None else ())
+                if not override.state.is_unused and not override.override.gets_loader_from_dhcp
+            ],
         )
         if found.state is UnrecordedState.UNKNOWN:
             unknown.setdefault(found.why, []).append(each.server)

@@ -96,6 +96,10 @@ class Site:
         self.bench.reconcile()
         self.machine.requests.clear()
 
+    def set_pending(self) -> None:
+        item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record())}
+        self.bench.request("records", items=[item], reason="it is not installed")
+
     def restart(self, **given: Any) -> None:
         """Another process on the same ledger, with the same commit."""
         before = self.bench
@@ -202,8 +206,7 @@ def test_an_override_that_was_used_before_a_commit_changed_network_boot_is_not_s
         assert (site.shown.split()[0], site.patches) == ("Disabled", 1)
     assert summarize_plan(site.bench.plan()) == (Phase.DISK, Cause.CONSUMED)
     assert site.condition("InstallsCompleted") == (False, "NeedsOperator")
-    item = {"uuid": make_uuid("web01"), "server": "web01", **make_record_fields(Record())}
-    site.bench.request("records", items=[item], reason="it is not installed")
+    site.set_pending()
     for _ in range(3):
         site.reconcile_after(60)
     assert (site.shown.split()[0], site.patches) == ("Once", 2)
@@ -226,6 +229,36 @@ def test_an_override_that_was_not_used_when_a_commit_changed_network_boot_is_rep
     for _ in range(3):
         assert summarize_plan(site.reconcile_after(60)) == INSTALLED
     assert site.shown.split()[0] == "Disabled"
+
+
+@pytest.mark.parametrize(
+    ("artifacts", "number", "expected"),
+    [
+        ("uki", 3, (Phase.DISK, Cause.UNKNOWN)),
+        ("uki", 4, TO_INSTALL),
+        ("kernel, initrd", 3, TO_INSTALL),  # the boot loader would have fetched the boot script
+    ],
+)
+def test_a_new_motherboard_is_not_installed_if_the_old_one_may_have_booted_without_a_fetch(
+    site: Site, artifacts: str, number: int, expected: tuple[Phase, Cause]
+) -> None:
+    boot = {"method": "UefiHttp" if artifacts == "uki" else "Pxe", "artifacts": artifacts}
+    site.apply("Once", spec="provision: 3", **boot)
+    site.set_pending()
+    site.reconcile_after(60)
+    assert site.shown.split()[0] == "Once"
+    site.boot()
+    board = server("web01", "role: web", f"provision: {number}, replaces: {make_uuid('web01')}")
+    site.bench.decide(
+        fleet(MONITORS),
+        board.replace(f"uuid: {make_uuid('web01')}", f"uuid: {make_uuid('board')}", 1),
+        image("flatcar-1", "", artifacts),
+        profile("web", "flatcar-1", "httpBoot: uki" if artifacts == "uki" else "", method=boot["method"]),
+        policy("web", often="Once"),
+    )
+    for _ in range(3):
+        plan = site.reconcile_after(60)
+    assert summarize_plan(plan) == expected
 
 
 def test_a_fetch_while_the_override_stands_is_ignored_with_an_event(site: Site) -> None:
