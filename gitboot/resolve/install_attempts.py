@@ -386,7 +386,7 @@ def classify_unrecorded_server(
     seen_machines: Collection[SystemUuid],
     first_provision: int | None,
     shared_identity: str | None = None,
-    override_keys: Iterable[str] = (),
+    served_before: int | None = None,
 ) -> UnrecordedServer:
     """Determine how to treat a server without a record.
 
@@ -395,7 +395,8 @@ def classify_unrecorded_server(
       server (`gitboot.review.commit_path.find_first_provisions`), or None if the accepted commit contains it.
     - ``shared_identity`` names an identity and the other machine that has the same identity, for example because the
       board was replaced.
-    - ``override_keys`` are the keys of the overrides with which the replaced machine may have booted without a fetch.
+    - ``served_before`` is the highest provision number with which the machine may have booted with an earlier board,
+      or None.
     """
     if (replaced := decision.replaces) is not None:
         old_record = records.get(replaced)
@@ -403,8 +404,8 @@ def classify_unrecorded_server(
             return UnrecordedServer(
                 state=UnrecordedState.UNKNOWN, why=f"the server replaces {replaced}, which has no provisioning record"
             )
-        served = highest_served_provision(old_record, override_keys)
-        numbers = [each for each in (old_record.provision, served) if each is not None]
+        served = highest_served_provision(old_record)
+        numbers = [each for each in (old_record.provision, served, served_before) if each is not None]
         number, why = max(numbers, default=0), f"the server replaces {replaced}, which has not been provisioned yet"
         if numbers:
             outcome = "provisioned" if old_record.provision == number else "served its boot"

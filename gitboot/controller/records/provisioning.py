@@ -188,11 +188,7 @@ def _write_first_records(
             shared_identity=f"the {other[0]} {other[1]} with {other[2].name} ({other[2].uuid})"
             if other is not None
             else None,
-            override_keys=[
-                override.reason
-                for override in (update.overrides.list_records(each.replaces) if each.replaces is not None else ())
-                if not override.state.is_unused and not override.override.gets_loader_from_dhcp
-            ],
+            served_before=_find_served_before(update, each.replaces),
         )
         if found.state is UnrecordedState.UNKNOWN:
             unknown.setdefault(found.why, []).append(each.server)
@@ -207,6 +203,26 @@ def _write_first_records(
                 "site instead"
             )
         update.add_event("ServerUnknown", message, warning=True, servers=names)
+
+
+def _find_served_before(update: LedgerUpdate, replaced: SystemUuid | None) -> int | None:
+    """Return the highest provision number with which a machine was installed or may have booted with an earlier board.
+
+    ``replaced`` is the machine's UUID with the last of these boards. A boot without a fetch leaves only an override.
+    """
+    found, seen = list[int | None](), set[SystemUuid]()
+    while replaced is not None and replaced not in seen:
+        seen.add(replaced)
+        keys = [
+            each.reason
+            for each in update.overrides.list_records(replaced)
+            if not each.state.is_unused and not each.override.gets_loader_from_dhcp
+        ]
+        record = update.record(replaced) or Record()
+        found += [record.provision, highest_served_provision(record, keys)]
+        machine = update.departed.get(replaced) or update.before.machines.get(replaced)
+        replaced = machine.replaces if machine is not None else None
+    return max((each for each in found if each is not None), default=None)
 
 
 def adopt_lowered_servers(update: LedgerUpdate, decisions: Decisions, lowered: Mapping[SystemUuid, str]) -> None:
@@ -236,12 +252,13 @@ def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Deci
     """Adopt a server that was never installed."""
     if record.provision is None:
         adopted = make_adopted_record(decision)
+        number = max(decision.provision, _find_served_before(update, decision.replaces) or 0)
         update.write_record(
             uuid,
             decision.server,
             replace(
                 record,
-                provision=adopted.provision,
+                provision=number,
                 image=adopted.image,
                 pool=adopted.pool,
                 decision=adopted.decision,
@@ -253,7 +270,7 @@ def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Deci
         update.add_event(
             "InstallWithdrawn",
             f"{decision.server}: was never installed, and a commit lowered `provision` to {decision.provision}, so "
-            "gitboot does not install the server. To install it, raise `provision`",
+            f"gitboot does not install the server. To install it, raise `provision` above {number}",
             warning=True,
             server=decision.server,
         )

@@ -329,7 +329,7 @@ def test_an_event_names_a_server_that_is_not_installed_because_a_revert_lowers_i
         assert event.facts["server"] == "web01"
         assert event.message == (
             f"web01: was never installed, and a commit lowered `provision` to {lowered}, so gitboot does not install "
-            "the server. To install it, raise `provision`"
+            f"the server. To install it, raise `provision` above {lowered}"
         )
     bench.decide(*fleet_of(2, often))
     assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == TO_INSTALL
@@ -415,6 +415,35 @@ def test_a_new_motherboard_is_installed_only_with_a_number_that_was_not_lowered(
         spec = server("web01", "role: web", f"provision: {number}{replaces}")
         spec = spec.replace(f"uuid: {make_uuid('web01')}", f"uuid: {make_uuid(machine)}")
         bench.decide(SEED[0], spec, *fleet_of()[2:]).plan()
+        bench.plan()
+    assert summarize_plan(bench.plan()) == expected, case
+
+
+@pytest.mark.parametrize(
+    ("case", "commits", "expected"),
+    [
+        ("after a removal, a lower number", [("first", 4), None, ("second", 1)], UNKNOWN),
+        ("after a removal, the same number", [("first", 4), None, ("second", 3)], UNKNOWN),
+        ("after a removal, a higher number", [("first", 4), None, ("second", 4)], TO_INSTALL),
+        ("after a lower number, the same number", [("first", 4), ("first", 2), ("second", 3)], UNKNOWN),
+        ("after a lower number, without another board", [("first", 4), ("first", 2), ("first", 3)], INSTALLED),
+        ("after a lower number, a higher number", [("first", 4), ("first", 2), ("first", 4)], TO_INSTALL),
+    ],
+)
+def test_a_new_motherboard_is_installed_only_with_a_higher_number_than_any_board_before_it(
+    bench: Bench, case: str, commits: list[tuple[str, int] | None], expected: tuple[Phase, Cause]
+) -> None:
+    """The disks were installed with number 3."""
+    boot_once(bench, bench.decide(*fleet_of(3)).plan())
+    bench.wait(minutes=5).plan()
+    replaced = {"first": "web01", "second": "first"}
+    for each in commits:
+        servers: tuple[str, ...] = ()
+        if each is not None:
+            machine, number = each
+            spec = server("web01", "role: web", f"provision: {number}, replaces: {make_uuid(replaced[machine])}")
+            servers = (spec.replace(f"uuid: {make_uuid('web01')}", f"uuid: {make_uuid(machine)}", 1),)
+        bench.decide(SEED[0], *servers, *fleet_of()[2:]).plan()
         bench.plan()
     assert summarize_plan(bench.plan()) == expected, case
 
