@@ -12,7 +12,12 @@ from msgspec import Struct, structs
 
 from gitboot.bmc.override_state import BmcObservation, OverrideRecord, OverrideState, ResetConclusion
 from gitboot.bmc.override_steps import add_known_clock, is_override_shown
-from gitboot.controller.records.install_boots import DISK_BOOT, boot_identifies_machine, build_offer
+from gitboot.controller.records.install_boots import (
+    DISK_BOOT,
+    boot_identifies_machine,
+    build_offer,
+    find_last_attempt,
+)
 from gitboot.controller.records.ledger_snapshot import Fetch, LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.provisioning import (
     complete_installation,
@@ -373,10 +378,14 @@ def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence:
         for each in update.overrides.list_records(uuid)
         if each.reason == plan.key and _was_consumed(each, observed, update.at)
     ]
-    before += [each.marks for each in update.list_pending(uuid) if each.marks is not None]
-    offer = build_offer(state.decision, plan, state.record)
-    if offer is None or offer.boot < offer.boots:
+    before += [
+        each.marks for each in update.list_pending(uuid) if each.marks is not None and each.offer.key == plan.key
+    ]
+    offer, record = build_offer(state.decision, plan, state.record), update.record(uuid)
+    if offer is None or record is None or offer.boot < offer.boots:
         return
+    if (last := find_last_attempt(offer, record)) is not None:  # a commit may have changed the image since
+        offer = structs.replace(offer, image=last.image or offer.image)
     if any(observed.marks.has_passed_post_since(marks) for marks in before):
         record_provisioned(update, structs.replace(offer, number=bmc_evidence.decision_number), update.at, "Progress")
         for pending in update.list_pending(uuid):

@@ -53,6 +53,7 @@ class Site:
         fleet_spec: str = MONITORS,
         artifacts: str = "kernel, initrd",
         image_spec: str = "",
+        image_name: str = "flatcar-1",
         method: str = "Pxe",
         bmc: bool = True,
     ) -> None:
@@ -60,9 +61,9 @@ class Site:
         self.bench.decide(
             fleet(fleet_spec),
             server("web01", "role: web", f"{spec}, {self.spec}" if bmc else spec),
-            image("flatcar-1", image_spec, artifacts),
+            image(image_name, image_spec, artifacts),
             image("memtest-7", "writesDisk: false"),
-            profile("web", "flatcar-1", "" if method == "Pxe" else f"httpBoot: {artifacts}", method=method),
+            profile("web", image_name, "" if method == "Pxe" else f"httpBoot: {artifacts}", method=method),
             profile("repair", "memtest-7"),
             policy("web", often=often),
             *more,

@@ -384,6 +384,22 @@ def test_boot_progress_without_an_override_counts_from_the_fetch(site: Site) -> 
     assert (list_evidence(site), site.patches) == (["Progress"], 0)
 
 
+@pytest.mark.parametrize(("often", "image_name"), [("Once", "flatcar-1"), ("OnImageChange", None)])
+def test_boot_progress_proves_only_the_image_that_was_fetched(site: Site, often: str, image_name: str | None) -> None:
+    decide(site, "Progress", often=often)
+    plan = site.bench.plan()
+    site.machine.reset()
+    site.wait(70)
+    site.bench.fetch(plan)
+    reconcile_times(site, 3)
+    decide(site, "Progress", often=often, image_name="flatcar-2")
+    site.bench.plan()
+    site.wait(60)
+    planned = reconcile_times(site, 3)
+    record = require_value(site.bench.record)
+    assert (record.image, summarize_plan(planned)) == (image_name, INSTALLED if image_name else TO_INSTALL)
+
+
 def test_a_machine_without_boot_progress_times_needs_an_operator(make_site: MakeSite) -> None:
     site = make_site(profile=replace(GENERIC, last_state_time=False))
     decide(site, "Progress")
