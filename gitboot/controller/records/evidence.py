@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.override_state import BmcObservation, OverrideRecord, OverrideState, ResetConclusion
+from gitboot.bmc.override_state import BmcObservation, Override, OverrideRecord, OverrideState, ResetConclusion
 from gitboot.bmc.override_steps import add_known_clock, is_override_shown
 from gitboot.controller.records.install_boots import (
     DISK_BOOT,
@@ -50,7 +50,7 @@ from gitboot.render.server_files import ServerState
 from gitboot.resolve.install_attempts import has_other_mode
 from gitboot.resolve.plan_at_time import release_key
 from gitboot.resolve.provisioning_record import CONSUMED_GRACE, StepEvidence
-from gitboot.resolve.server_decision import OverrideEnabled
+from gitboot.resolve.server_decision import Boot, OverrideEnabled
 from gitboot.resolve.server_plan import WAITING_CAUSES, Cause, Offer, Phase
 
 Networks = Iterable[IPv4Network | IPv6Network]
@@ -334,9 +334,21 @@ def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: i
         and not boot_identifies_machine(plan.boot)
         and not record.override.gets_loader_from_dhcp
     ):
-        record_boot_consumed(update, structs.replace(offer, number=number))
+        if plan.phase is Phase.NETWORK and not _boots_plan(record.override, plan.boot):
+            # A commit changed the image since, so an operator must look at the machine.
+            at = update.at - CONSUMED_GRACE
+            record_override_consumed(update, uuid, state.decision.server, offer.key, at)
+        else:
+            record_boot_consumed(update, structs.replace(offer, number=number))
     elif plan.phase is Phase.NETWORK:
         record_override_consumed(update, uuid, state.decision.server, offer.key, update.at)
+
+
+def _boots_plan(override: Override, boot: Boot) -> bool:
+    """Return whether an override names the file or the medium of a boot, if it names any."""
+    file = boot.http_boot_file
+    is_same_file = override.http_boot_uri in (None, file.url if file is not None else None)
+    return is_same_file and override.medium in (None, boot.medium)
 
 
 def _apply_override_with_other_mode(update: LedgerUpdate, offer: Offer, *, identifies_machine: bool) -> None:

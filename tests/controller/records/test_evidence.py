@@ -11,7 +11,7 @@ import pytest
 from gitboot.bmc.override_state import OverrideState
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger import server_tables
-from gitboot.resolve.server_plan import BootPlan, Cause
+from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from tests.controller.bmcs.test_schedule import INSTALLED, TO_INSTALL, MakeSite, Site, make_site, site, summarize_plan
 from tests.helpers.cases import require_value
 from tests.helpers.fleets import maintenance, make_mac
@@ -413,6 +413,22 @@ def test_a_machine_without_boot_progress_times_needs_an_operator(make_site: Make
 
 
 # Consumed
+
+
+@pytest.mark.parametrize("image_name", ["flatcar-1", "flatcar-2"])
+def test_a_consumed_override_proves_only_the_image_that_it_named(site: Site, image_name: str) -> None:
+    known = {"method": "UefiHttp", "artifacts": "uki", "image_spec": "configFrom: None"}
+    decide(site, "Fetched", **known)
+    reconcile_times(site)
+    site.boot()
+    decide(site, "Fetched", **known, image_name=image_name)  # before the BMC has responded
+    for _ in range(3):
+        site.wait(60)
+        planned = reconcile_times(site)
+    assert site.patches == 1
+    expected = INSTALLED if image_name == "flatcar-1" else (Phase.DISK, Cause.CONSUMED)
+    assert summarize_plan(planned) == expected
+    assert require_value(site.bench.record).image == (image_name if expected == INSTALLED else None)
 
 
 def test_an_override_that_vanished_proves_nothing_if_no_mark_shows_a_boot(make_site: MakeSite) -> None:
