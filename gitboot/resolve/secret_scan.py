@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, lru_cache
 from hashlib import sha256
-from itertools import accumulate
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -54,7 +54,6 @@ _HARMLESS: Final = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-_MIN_DISTINCT_CHARACTERS: Final = 8  # real tokens have at least this many distinct characters
 # Example tokens from the documentation of AWS, kubeadm and JWT.
 _EXAMPLES: Final = ("EXAMPLE", "abcdef.0123456789abcdef", "eyJzdWIiOiIxMjM0NTY3ODkwIi")
 
@@ -105,21 +104,6 @@ def _make_block_finder(start: str, end: str) -> Finder:
             last = text.find(end, found.end())
             position = last if last >= 0 else len(text)
             yield SecretSpan(found.start(), found.start(), position)
-
-    return find
-
-
-def _make_line_finder(word: str, pattern: str) -> Finder:
-    """Return a function that finds the first match of a pattern in each line that contains ``word``."""
-    compiled = re.compile(pattern)
-
-    def find(text: str) -> Iterator[SecretSpan]:
-        offset = 0
-        for line in text.split("\n"):
-            found = compiled.search(line) if word in line else None
-            if found is not None and not _is_harmless(found["v"]) and not found["v"].isdigit():
-                yield SecretSpan(offset + found.start(), offset + found.start("v"), offset + found.end("v"))
-            offset += len(line) + 1
 
     return find
 
@@ -194,10 +178,6 @@ def _find_registry_passwords(text: str) -> Iterator[SecretSpan]:
             yield SecretSpan(found.start(), found.start("v"), found.end("v"))
 
 
-def _is_token(value: str) -> bool:
-    return len(set(value)) >= _MIN_DISTINCT_CHARACTERS
-
-
 _BEFORE_KEY: Final = rf"(?:^{_BLANKS}(?:-{_BLANKS})?|[{{,]{_BLANKS})['\"]?"
 _KEY: Final = r"(?:{names})['\"]?\s*+:(?=\s*+{value})"
 
@@ -214,6 +194,7 @@ def _make_key_finder(*names: str, accepts: Callable[[str], bool] = bool) -> Find
     return find
 
 
+_MIN_DISTINCT_CHARACTERS: Final = 8  # real tokens have at least this many distinct characters
 _OPTIONS: Final = r"(?<![\w-])--(?:password|passwd|passphrase|token|secret|secret-key|api-key|auth-key|authkey)"
 RULES: Final = (
     LeakRule(
@@ -267,7 +248,12 @@ RULES: Final = (
         "a password",
         Severity.WARNING,
         ("curl",),
-        _make_line_finder("curl", r"\s(?:-u|--user)(?:=|\s{0,4})['\"]?[\w.@-]{1,64}+:(?P<v>[^\s'\"]{1,256}+)"),
+        _make_value_finder(  # the first login in each line with a curl command
+            r"^(?=[^\n]*curl)[^\n]*?[^\S\n](?:-u|--user)(?:=|[^\S\n]{0,4})"
+            r"['\"]?[\w.@-]{1,64}+:(?P<v>[^\s'\"]{1,256}+)",
+            "v",
+            accepts=lambda value: not value.isdigit(),
+        ),
         in_line=True,
     ),
     LeakRule(
@@ -337,7 +323,9 @@ RULES: Final = (
             each.kind,
             Severity.ERROR,
             each.words,
-            _make_value_finder(each.pattern, flags=re.NOFLAG, accepts=_is_token),
+            _make_value_finder(
+                each.pattern, flags=re.NOFLAG, accepts=lambda value: len(set(value)) >= _MIN_DISTINCT_CHARACTERS
+            ),
             in_line=True,
         )
         for each in TOKENS
@@ -429,12 +417,14 @@ def find_secrets(text: str) -> list[Secret]:
     found = [*_apply_rules(text, lines), *_find_encoded_secrets(lines)]
     if not found:
         return []
-    text_lines = _TextLines(text)
+    text_lines = text.split("\n")
+    ends = list(accumulate(len(line) + 1 for line in text_lines))
+    find_allowance = cache(parse_allowance)  # a long line may contain many secrets
     secrets: dict[Secret, None] = {}
     for rule, span, value in sorted(found, key=itemgetter(1)):
-        line, first, last = (text_lines.find_line_number(each) for each in span)
+        line, first, last = (min(bisect_right(ends, offset), len(ends) - 1) + 1 for offset in span)
         digest = sha256(_SPACE.sub("", value).strip("'\"").encode(errors="replace")).hexdigest()
-        reasons = (text_lines.find_allowance(each) for each in sorted({line, first}))
+        reasons = (find_allowance(text_lines[number - 1]) for number in sorted({line, first}))
         allowed = next((why for why in reasons if why is not None), None)
         secrets[Secret(rule.kind, line, first, last, rule.severity, digest, allowed)] = None
     return sorted(secrets, key=lambda secret: (secret.first, secret.line, secret.kind))
@@ -458,6 +448,9 @@ def _scan_lines(text: str) -> list[_LeakLine]:
     ]
 
 
+# Rules are searched for in parts of a line, because lines that differ only in a name or a digest share most parts.
+_PART: Final = 64  # the length of each part, in characters
+_OVERLAP: Final = max(len(word) for rule in RULES for word in rule.words) - 1  # so that no word is cut
 _BASE64: Final = re.compile(r"(?<![A-Za-z0-9+/=])[A-Za-z0-9+/]{24,}+={0,2}+(?![A-Za-z0-9+/=])")
 _BASE64_LINE: Final = re.compile(r"[^\S\n]*+(?P<v>[A-Za-z0-9+/]{40,}+|[A-Za-z0-9+/]{2,}+={0,2}+)[^\S\n]*+")
 
@@ -484,9 +477,19 @@ def _scan_line(line: str) -> _LeakLine:
 
 
 _RULES_BY_WORD: Final[defaultdict[str, list[int]]] = defaultdict(list)  # word -> numbers of rules
+for _number, _rule in enumerate(RULES):
+    for _word in _rule.words:
+        _RULES_BY_WORD[_word].append(_number)
+_WORDS_BY_FIRST: Final = {first: list(words) for first, words in groupby(sorted(_RULES_BY_WORD), itemgetter(0))}
+_ANY_WORD: Final = re.compile(
+    "|".join(
+        rf"{re.escape(first)}(?:{'|'.join(re.escape(word[1:]) for word in words)})"
+        for first, words in _WORDS_BY_FIRST.items()
+    )
+)
 
 
-@lru_cache(maxsize=16384)  # lines that differ only in a name or a digest have most parts in common
+@lru_cache(maxsize=16384)
 def _find_rules(part: str) -> frozenset[int]:
     """Return the numbers of the rules that have a word which occurs in ``part``, a lower-case part of a line."""
     numbers: set[int] = set()
@@ -513,28 +516,6 @@ def _apply_rules(text: str, lines: list[_LeakLine]) -> list[_Match]:
     return [(RULES[number], span, value) for number, span, value in sorted(found, key=itemgetter(0))]
 
 
-for _number, _rule in enumerate(RULES):
-    for _word in _rule.words:
-        _RULES_BY_WORD[_word].append(_number)
-
-
-_PART: Final = 64  # the length of each part, in characters
-_OVERLAP: Final = max(map(len, _RULES_BY_WORD)) - 1  # characters after each part, for words that begin in the part
-_WORDS_BY_FIRST: Final[defaultdict[str, list[str]]] = defaultdict(list)  # first character -> words
-
-
-for _word in sorted(_RULES_BY_WORD):
-    _WORDS_BY_FIRST[_word[0]].append(_word)
-
-
-_ANY_WORD: Final = re.compile(
-    "|".join(
-        rf"{re.escape(first)}(?:{'|'.join(re.escape(word[1:]) for word in words)})"
-        for first, words in _WORDS_BY_FIRST.items()
-    )
-)
-
-
 # Secrets that their author permits
 
 _ALLOWED: Final = re.compile(r"gitboot:allow-secret[^\S\n]++(?P<why>[^\n]++)")
@@ -548,23 +529,6 @@ def parse_allowance(line: str) -> str | None:
     """Return the REASON from ``gitboot:allow-secret REASON`` in a line, or None if the line does not permit secrets."""
     found = _ALLOWED.search(line)
     return (_COMMENT_END.sub("", found["why"][:_LONGEST_REASON]) or None) if found is not None else None
-
-
-class _TextLines:
-    """The lines of a text, which are numbered from 1."""
-
-    def __init__(self, text: str) -> None:
-        self._lines = text.split("\n")
-        self._ends = list(accumulate(len(line) + 1 for line in self._lines))
-        self._allowances: dict[int, str | None] = {}
-
-    def find_line_number(self, offset: int) -> int:
-        return min(bisect_right(self._ends, offset), len(self._lines) - 1) + 1
-
-    def find_allowance(self, line: int) -> str | None:
-        if line not in self._allowances:
-            self._allowances[line] = parse_allowance(self._lines[line - 1])
-        return self._allowances[line]
 
 
 # Encoded secrets

@@ -9,6 +9,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
+from traceback import walk_tb
 from typing import Any, Final, NoReturn
 
 from jinja2 import Template, nodes, pass_context, runtime
@@ -38,14 +39,6 @@ from gitboot.quoting import (
 from gitboot.text import find_similar
 
 
-def _reject_secret(_: str) -> NoReturn:
-    raise TemplateFault(
-        Code.SECRET,
-        "gitboot would publish the result of `secret()`; list the secret's file in `userData.secrets`, and let the "
-        "machine fetch the URL `urls.secrets.NAME`",
-    )
-
-
 class TemplateFault(Exception):
     """Raised if a template cannot be read, or cannot be rendered with the given values."""
 
@@ -60,6 +53,14 @@ class LoaderValue(Struct, frozen=True):
 
     name: str
     placeholder: str | None  # None: no boot loader processes the text, so the value cannot be used
+
+
+def _reject_secret(_: str) -> NoReturn:
+    raise TemplateFault(
+        Code.SECRET,
+        "gitboot would publish the result of `secret()`; list the secret's file in `userData.secrets`, and let the "
+        "machine fetch the URL `urls.secrets.NAME`",
+    )
 
 
 _BOOT_NIC_PLACEHOLDERS: Final = {"bootif": BOOT_NIC_BOOTIF, "mac": BOOT_NIC_MAC}
@@ -125,9 +126,13 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        add_budget_checks(template)
+        self.prepare(template)
         template.set_environment(self)
         return template
+
+    def prepare(self, template: nodes.Template) -> None:
+        """Change a parsed template before it is compiled."""
+        add_budget_checks(template)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Return the value of an attribute. A key takes precedence over a method with the same name."""
@@ -459,14 +464,9 @@ def _default(value: object, default: object = "", boolean: bool = False) -> obje
     return default if value is None or isinstance(value, Undefined) or (boolean and not value) else value
 
 
-def _first(value: object) -> object:
+def _get_end(value: object, index: int, name: str) -> object:
     elements = get_elements(value)
-    return elements[0] if elements else MissingName("the list is empty, so it has no first element")
-
-
-def _last(value: object) -> object:
-    elements = get_elements(value)
-    return elements[-1] if elements else MissingName("the list is empty, so it has no last element")
+    return elements[index] if elements else MissingName(f"the list is empty, so it has no {name} element")
 
 
 def _indent(context: BudgetedContext, text: str, width: int = 4, first: bool = False) -> str:
@@ -476,9 +476,7 @@ def _indent(context: BudgetedContext, text: str, width: int = 4, first: bool = F
 
 
 def _integer(value: object) -> int:
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value):
+    if isinstance(value, int) or (isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,18}", value)):
         return int(value)
     raise make_fault(f"{value!r:.60} is not a whole number")
 
@@ -565,7 +563,7 @@ FILTERS: Final[dict[str, Any]] = {
     "data_url": add_cost(_data_url),
     "default": _default,
     "dictsort": add_cost(JINJA_FILTERS["dictsort"]),
-    "first": add_cost(_first),
+    "first": add_cost(lambda value: _get_end(value, 0, "first")),
     "grub": _make_quoting_filter(quote_grub_word, quote_grub_arguments),
     "indent": add_cost_with_context(_indent),
     "int": add_cost(_integer),
@@ -575,7 +573,7 @@ FILTERS: Final[dict[str, Any]] = {
     "kernel": _make_quoting_filter(quote_kernel_argument, build_command_line),
     "kubelet_labels": add_cost(_kubelet_labels),
     "kubelet_taints": add_cost(_kubelet_taints),
-    "last": add_cost(_last),
+    "last": add_cost(lambda value: _get_end(value, -1, "last")),
     "length": add_cost(len),
     "list": add_cost(lambda value: list(get_elements(value))),
     "lower": add_cost(lambda value: as_text(value).lower()),
@@ -694,13 +692,10 @@ _MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, whi
 class _LineMarkingEnvironment(_Environment):
     """A Jinja2 environment that marks each output line with the number of the template line that produced it."""
 
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        template = ImmutableSandboxedEnvironment._parse(self, source, name, filename)
+    def prepare(self, template: nodes.Template) -> None:
         for output in template.find_all(nodes.Output):
             output.nodes = [each for node in output.nodes for each in _mark_lines(node)]
-        add_budget_checks(template)
-        template.set_environment(self)
-        return template
+        super().prepare(template)
 
 
 def _mark_lines(node: nodes.Expr) -> Iterator[nodes.Expr]:
@@ -762,11 +757,9 @@ def convert_to_fault(failure: Exception, names: Mapping[str, object]) -> Templat
 def find_line(failure: BaseException, template: Template) -> int | None:
     """Return the line of a template that raised an exception, or None if the template did not raise the exception."""
     line = None
-    traceback = failure.__traceback__
-    while traceback:
-        if traceback.tb_frame.f_globals.get("__jinja_template__") is template:
-            line = template.get_corresponding_lineno(traceback.tb_lineno)
-        traceback = traceback.tb_next
+    for frame, number in walk_tb(failure.__traceback__):
+        if frame.f_globals.get("__jinja_template__") is template:
+            line = template.get_corresponding_lineno(number)
     return line
 
 
