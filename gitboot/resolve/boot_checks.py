@@ -56,7 +56,7 @@ from gitboot.resolve.server_decision import (
 )
 from gitboot.text import format_count, format_names, version_key
 
-Place = tuple[Id, tuple[str | int, ...]]  # a document and a field
+Place = tuple[Id, Path]  # a document and a field
 _MAX_SECRETS_PER_FILE: Final = 50  # gitboot reports at most this many secrets for one file
 
 
@@ -90,9 +90,11 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
 
 def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding]:
     """Yield a warning if no kernel argument makes Ignition run. Skip UKIs and ISOs, which have built-in arguments."""
-    if boot.user_data is None or boot.is_direct:
-        return
-    if user_data_formats.lacks_ignition_argument(boot.user_data.format, boot.kernel_arguments):
+    if (
+        boot.user_data is not None
+        and not boot.is_direct
+        and user_data_formats.lacks_ignition_argument(boot.user_data.format, boot.kernel_arguments)
+    ):
         yield DecisionFinding(
             Code.NO_FIRST_BOOT,
             f"BootImage/{boot.image} boots with Ignition user data, but no kernel argument makes Ignition run",
@@ -102,10 +104,8 @@ def check_first_boot(boot: Boot, inputs: BootInputs) -> Iterator[DecisionFinding
         )
 
 
-def _make_leak_finding(
-    message: str, place: tuple[Id, tuple[str | int, ...]], severity: Severity, allowance: str | None
-) -> DecisionFinding:
-    # `allowance` is the author's reason for the publication of this secret.
+def _make_leak_finding(message: str, place: Place, severity: Severity, allowance: str | None) -> DecisionFinding:
+    """Return the finding for a possible secret. ``allowance`` is the author's reason to publish the secret."""
     if allowance is not None:
         return DecisionFinding(Code.ALLOWED_SECRET, f"{message}; allowed: {allowance}", "", place, Severity.WARNING)
     return DecisionFinding(Code.SECRET, message, Code.SECRET.hint, place, severity)

@@ -13,7 +13,7 @@ from gitboot.fleet.yaml import Place
 from gitboot.model.boot_image import BootImage, ImageStream, RequiredProvenance, Skew
 from gitboot.model.boot_policy import BootProfile, Maintenance, Method
 from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Evidence, Hardware, Output, Serving, Site, UnknownProfile
-from gitboot.model.scalars import SHA256
+from gitboot.model.scalars import SHA256, Path
 from gitboot.model.server import Lifecycle, Loader, Server
 from gitboot.problems import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.policy_selection import (
@@ -51,7 +51,6 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
         return Output.MIRROR in self.outputs
 
 
-Field = tuple[str | int, ...]
 FILE: Final = "file"  # the kind of a location in a file; the field of such a location is the line, from 1
 
 
@@ -61,7 +60,7 @@ class BootInputs(Struct, frozen=True, kw_only=True):
     profile: BootProfile
     image: BootImage | None  # None for the method Disk, which does not boot an image
     chosen_by: Id | None  # the document that determined the image; None: the server's pin determined it
-    chosen_at: Field  # the field of the document that determined the image
+    chosen_at: Path  # the field of the document that determined the image
     skew: Skew | None  # the field skew of the stream
     requires_signature: bool  # whether a trusted key must have verified the files of the image
     files: Mapping[str, bytes]  # templates and secrets, by path
@@ -132,7 +131,7 @@ class DecisionFinding(NamedTuple):
     code: Code
     message: str
     hint: str
-    place: tuple[Id, Field]  # the location: a document and a field, or (`FILE`, path) and a line
+    place: tuple[Id, Path]  # the location: a document and a field, or (`FILE`, path) and a line
     severity: Severity = Severity.ERROR
     is_shared: bool = True
     max_named: int = 2  # the message contains the names of this many servers, and the number of the others
@@ -285,7 +284,7 @@ class FleetView:
         self._entries = [entry for entry, _ in entries]
         self._selector_index = SelectorIndex((number, select) for number, (_, select) in enumerate(entries))
         self._choices: dict[tuple[tuple[int, ...], bool, str | None], _PolicyChoice] = {}
-        self._boots: dict[tuple[str, str | None, Id | None, Field], BootInputs] = {}
+        self._boots: dict[tuple[str, str | None, Id | None, Path], BootInputs] = {}
         self._maintenances: dict[str, MaintenanceInputs] = {}
         self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # values by profile
 
@@ -382,13 +381,13 @@ class FleetView:
             )
         return found
 
-    def _make_default_boot_inputs(self, profile: BootProfile, chosen_by: Id | None, chosen_at: Field) -> BootInputs:
+    def _make_default_boot_inputs(self, profile: BootProfile, chosen_by: Id | None, chosen_at: Path) -> BootInputs:
         is_disk = profile.spec.method is Method.DISK
         image = None if is_disk else choose_maintenance_image(profile, self._repository.streams)
         return self._make_boot_inputs(profile, image, chosen_by, chosen_at)
 
     def _make_boot_inputs(
-        self, profile: BootProfile, image: str | None, chosen_by: Id | None, chosen_at: Field
+        self, profile: BootProfile, image: str | None, chosen_by: Id | None, chosen_at: Path
     ) -> BootInputs:
         repository, name = self._repository, profile.metadata.name
         key = name, image, chosen_by, chosen_at

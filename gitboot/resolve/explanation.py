@@ -100,7 +100,7 @@ def _locate_reason(repository: FleetRepository, reason: Reason) -> Reason:
     return structs.replace(reason, path=file, line=place.line, column=place.column)
 
 
-_DRAIN_TEXTS: Final = {
+_DRAIN_TEXTS: Final[Mapping[Cause | None, str]] = {
     Cause.WAITING_FOR_APPROVAL: "gitboot drains the server after the approval",
     Cause.WAITING_FOR_DRAIN: "the URL has not returned status 200 for the server yet",
 }
@@ -212,7 +212,7 @@ class _Explainer:
         if before.drain_url is not None:
             why = "before gitboot resets the server, the URL must return status 200 for the server"
             if self._plan is not None:
-                why = _DRAIN_TEXTS.get(missing, "the server is drained") if missing else "the server is drained"
+                why = _DRAIN_TEXTS.get(missing, "the server is drained")
             yield make_reason("before.drain", before.drain_url, "R2", why, key, *place, "drain", "url")
 
     def explain_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
@@ -223,21 +223,12 @@ class _Explainer:
         spec = maintenance.spec
         for edge, value in (("window.start", spec.window.start), ("window.end", spec.window.end)):
             if value is not None:
-                yield make_reason(
-                    edge,
-                    value.isoformat(),
-                    "R2",
-                    "the window includes its start and excludes its end",
-                    key,
-                    "spec",
-                    *edge.split("."),
-                )
+                why = "the window includes its start and excludes its end"
+                yield make_reason(edge, value.isoformat(), "R2", why, key, "spec", *edge.split("."))
         yield from self.explain_preconditions(maintenance)
-        yield make_reason(
-            "networkBoot", spec.network_boot, "R5", "the maintenance sets this field", key, "spec", "networkBoot"
-        )
+        yield _make_field_reason("networkBoot", spec.network_boot, "R5", "the maintenance", key)
         profile = self._repository.profiles[spec.profile]
-        yield make_reason("profile", spec.profile, "R2", "the maintenance sets this field", key, "spec", "profile")
+        yield _make_field_reason("profile", spec.profile, "R2", "the maintenance", key)
         if profile.spec.method is Method.DISK:
             return
         image = choose_maintenance_image(profile, self._repository.streams)
@@ -275,26 +266,10 @@ class _Explainer:
             owner = next(each for each, spec in specs if getattr(spec, name) is not None)
             why = "the policy sets this field" if owner == pool.name else "the policy inherits this field"
             yield make_reason(alias, getattr(pool, name), "R3", why, Id("BootPolicy", owner), "spec", alias)
-        yield make_reason(
-            "provision",
-            server.spec.provision,
-            "R5",
-            "the Server document sets this field",
-            self._id,
-            "spec",
-            "provision",
-        )
+        yield _make_field_reason("provision", server.spec.provision, "R5", "the Server document", self._id)
         profile = self._repository.profiles[pool.profile]
         if profile.spec.method is Method.DISK:
-            yield make_reason(
-                "method",
-                Method.DISK,
-                "R5",
-                "the profile sets this field",
-                Id("BootProfile", pool.profile),
-                "spec",
-                "method",
-            )
+            yield _make_field_reason("method", Method.DISK, "R5", "the profile", Id("BootProfile", pool.profile))
             return
         image = choose_image(server, profile, self._repository.streams)
         self.lost += image.rejected
@@ -326,19 +301,9 @@ class _Explainer:
 
     def _explain_boot(self, source: BootSource) -> Iterator[Reason]:
         profile, decision = source.profile_id, self._decision
-        yield make_reason(
-            "method", source.profile.spec.method, "R6", "the profile sets this field", profile, "spec", "method"
-        )
+        yield _make_field_reason("method", source.profile.spec.method, "R6", "the profile", profile)
         if source.profile.spec.http_boot is not None:
-            yield make_reason(
-                "httpBoot",
-                source.profile.spec.http_boot,
-                "R6",
-                "the profile sets this field",
-                profile,
-                "spec",
-                "httpBoot",
-            )
+            yield _make_field_reason("httpBoot", source.profile.spec.http_boot, "R6", "the profile", profile)
         boot = decision.policy.boot if decision.policy else None
         if source.maintenance is not None:
             name = source.maintenance.metadata.name
@@ -383,6 +348,11 @@ class _Explainer:
             yield make_reason(
                 f"vars.{variable}", setting, "R7", "the last document that sets this variable wins", *location
             )
+
+
+def _make_field_reason(field: str, value: object, rule: str, document: str, resource: Id) -> Reason:
+    """Return the reason for the value of a field that a document sets in its spec."""
+    return make_reason(field, value, rule, f"{document} sets this field", resource, "spec", field)
 
 
 def find_requiring_stream(repository: FleetRepository, profile: BootProfile, image: str) -> str:
@@ -604,9 +574,8 @@ def _find_changed_documents(old_repository: FleetRepository, new_repository: Fle
     return {
         Id(kind, name)
         for kind, old, new in kinds
-        if old is not new
-        for name in old.keys() | new.keys()
-        if old.get(name) is not new.get(name) and old.get(name) != new.get(name)
+        for name in find_differing_keys(old, new)
+        if old.get(name) != new.get(name)
     }
 
 

@@ -181,7 +181,7 @@ class NamedImage(NamedTuple):
 
     image: str
     document: Id
-    path: tuple[str | int, ...]
+    path: Path
 
 
 def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, ImageStream]) -> Choice[NamedImage]:
@@ -240,7 +240,7 @@ class OptOut(Struct, frozen=True, kw_only=True):
     reason: str
     until: datetime | None  # a reminder for people; gitboot changes nothing at that time
     resource: Id
-    path: tuple[str | int, ...]
+    path: Path
 
 
 def list_opt_outs(repository: FleetRepository) -> Iterator[OptOut]:
