@@ -12,7 +12,7 @@ from dataclasses import replace
 from enum import StrEnum
 from hashlib import blake2b, sha256
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
 from threading import Event, Lock
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -23,7 +23,7 @@ from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import encode
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.jsonio import Digest, build_decoder
-from gitboot.resolve.server_decision import BootFile, Decisions
+from gitboot.resolve.server_decision import Boot, BootFile, Decisions
 from gitboot.text import redact_url
 
 
@@ -233,14 +233,14 @@ def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[Need
     ``sites`` maps the names of servers to the names of their sites.
     """
     uses: defaultdict[BootFile, set[tuple[str, str, str | None, bool]]] = defaultdict(set)
-    for server, decision in decisions.servers.items():
-        for boot in decision.boots:
-            for file in boot.fetched_files:
-                site, is_first = sites.get(server, ""), boot.http_boot_file == file
-                uses[file.without_proof()].add((boot.image, site, server, is_first))
-    for boot in (decisions.unknown or {}).values():
+    boots: Iterator[tuple[str | None, Boot]] = chain(
+        ((server, boot) for server, decision in decisions.servers.items() for boot in decision.boots),
+        ((None, boot) for boot in (decisions.unknown or {}).values()),
+    )
+    for server, boot in boots:
+        site = sites.get(server, "") if server is not None else ""
         for file in boot.fetched_files:
-            uses[file.without_proof()].add((boot.image, "", None, boot.http_boot_file == file))
+            uses[file.without_proof()].add((boot.image, site, server, boot.http_boot_file == file))
     return tuple(
         NeededArtifact(
             file=file,

@@ -78,23 +78,17 @@ class VendorKeys:
     def __init__(self, directory: Path | None, scratch: Path, *, shipped: Path | None = SHIPPED_KEYS) -> None:
         self.scratch = scratch
         self._digests: dict[str, Digest | None] = {}  # the digests of keys, by key
-        self._openpgp = list(_list_key_files(shipped, ".asc")) if shipped is not None else []
-        self._minisign: Sequence[Path] = ()
-        self._identities: Sequence[Path] = ()
-        self._trusted_root = Path("trusted_root.json")
-        if directory is not None:
-            openpgp_files = _list_key_files(directory, ".asc", ".gpg")
-            self._openpgp += openpgp_files
-            self._minisign = _list_key_files(directory, ".pub")
-            self._identities = _list_key_files(directory, ".toml")
-            self._trusted_root = directory / self._trusted_root
-            if not (openpgp_files or self._minisign or self._identities):
-                raise UsageError(
-                    f"{directory} does not contain image keys: expected *.asc, *.gpg, *.pub, or *.toml for sigstore"
-                )
+        own_openpgp = _list_key_files(directory, ".asc", ".gpg")
+        self._minisign = _list_key_files(directory, ".pub")
+        self._identities = _list_key_files(directory, ".toml")
+        self._trusted_root = (directory or Path()) / "trusted_root.json"
+        if directory is not None and not (own_openpgp or self._minisign or self._identities):
+            raise UsageError(
+                f"{directory} does not contain image keys: expected *.asc, *.gpg, *.pub, or *.toml for sigstore"
+            )
         self._keyring: Keyring | None = None
-        if self._openpgp:
-            self._keyring = Keyring.create(self._openpgp, Path(mkdtemp(prefix="keys-", dir=scratch), "openpgp"))
+        if openpgp := [*_list_key_files(shipped, ".asc"), *own_openpgp]:
+            self._keyring = Keyring.create(openpgp, Path(mkdtemp(prefix="keys-", dir=scratch), "openpgp"))
 
     def compute_key_digest(self, key: str) -> Digest | None:
         """Return the digest of a trusted key, or None if the key is not trusted.
@@ -226,7 +220,9 @@ class VendorKeys:
         return Verifier(trusted_root=root), tuple(map(_read_identity, self._identities))
 
 
-def _list_key_files(directory: Path, *suffixes: str) -> Sequence[Path]:
+def _list_key_files(directory: Path | None, *suffixes: str) -> Sequence[Path]:
+    if directory is None:
+        return ()
     with convert_os_errors(directory, "read"):
         found = sorted(each for each in directory.iterdir() if each.suffix in suffixes and each.is_file())
     return [each for each in found if not each.name.startswith(".")]

@@ -83,17 +83,11 @@ class Trust(Struct, frozen=True, kw_only=True):
     def lists_hosts(self) -> bool:
         return bool(self.networks or self.hosts)
 
-    def allows_bmc(self, bmc: BmcAccess) -> bool:
-        """Return whether gitboot may send the credentials to a BMC.
+    def allows_bmc(self, bmc: BmcAccess, ip: Address | None = None) -> bool:
+        """Return whether gitboot may send the credentials to a BMC, regardless of the ledger.
 
-        If the BMC's address contains a host name, gitboot checks the host's IP addresses again when it connects.
-        """
-        return self.allows_bmc_at(bmc, None)
-
-    def allows_bmc_at(self, bmc: BmcAccess, ip: Address | None) -> bool:
-        """Return whether gitboot may send the credentials to a BMC at an IP address.
-
-        The result does not depend on the ledger. If ``ip`` is None, gitboot has not resolved the host name of the BMC.
+        ``ip`` is the IP address of the BMC. If ``ip`` is None, gitboot has not resolved the host name of the BMC, and
+        checks the host's IP addresses when it connects.
         """
         try:
             allows = self.build_address_filter(bmc, is_in_ledger=False)
@@ -316,13 +310,13 @@ def extend_access_file(
                 add_line(_prepend_line, f"{channel.key} = true  # {channel.comment}")
         # the first network or host in the file excludes BMCs that were allowed by their certificate alone
         for bmc, ip, _ in (*found, *found):
-            if not parse_trust(text).allows_bmc_at(bmc, ip):
+            if not parse_trust(text).allows_bmc(bmc, ip):
                 literal = _get_literal_address(bmc)
                 place = ip_network(literal) if literal is not None else _get_host(bmc)
                 add_line(_add_to_list, f"{'hosts' if literal is None else 'networks'} = [{json.dumps(str(place))}]")
         after = parse_trust(text)
         is_done = all(
-            after.allows_bmc_at(bmc, ip) and certificate in (None, after.find_certificate(bmc))
+            after.allows_bmc(bmc, ip) and certificate in (None, after.find_certificate(bmc))
             for bmc, ip, certificate in found
         )
     except UsageError:
@@ -334,9 +328,7 @@ def extend_access_file(
             f"gitboot cannot edit {trust.file} without changing other lines. Add these lines: {'; '.join(added)}"
         )
     if after.lists_hosts and not trust.lists_hosts:
-        excluded = sorted(
-            each.address for each in other_bmcs if not after.allows_bmc_at(each, _get_literal_address(each))
-        )
+        excluded = sorted(each.address for each in other_bmcs if not after.allows_bmc(each, _get_literal_address(each)))
         if excluded:
             raise UsageError(
                 f"{trust.file} does not list networks or hosts yet, so this change would exclude "

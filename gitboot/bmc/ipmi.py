@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from itertools import islice
 from typing import Final, TypeAlias
@@ -187,19 +187,9 @@ class IpmiConnection:
     def _run_with_suite(self, command: tuple[str, ...], script: str, suite: int) -> subprocess.CompletedProcess[bytes]:
         parts = urlsplit(self._address)
         host, port = parts.hostname or "", parts.port or _PORT
+        address = self._resolve_host(host, port)
         options = (
-            *(
-                "-I",
-                "lanplus",
-                "-H",
-                self._resolve_host(host, port),
-                "-p",
-                str(port),
-                "-L",
-                "OPERATOR",
-                "-C",
-                str(suite),
-            ),
+            *("-I", "lanplus", "-H", address, "-p", str(port), "-L", "OPERATOR", "-C", str(suite)),
             *("-U", self._credentials.username, "-E", "-v", "-N", "1", "-R", "2"),
         )
         environment = {
@@ -254,15 +244,13 @@ def _parse_override(flags: int, device: int) -> Override:
     )
 
 
-def _encode_flags(override: Override) -> Iterator[int]:
-    """Yield the five bytes of boot option parameter 5: the flags, the device, and three zeros."""
+def _encode_flags(override: Override) -> tuple[int, ...]:
+    """Return the five bytes of boot option parameter 5: the flags, the device, and three zeros."""
     if override.enabled is OverrideEnabled.DISABLED:
-        yield from (0, 0, 0, 0, 0)
-        return
+        return (0, 0, 0, 0, 0)
     persistent = _PERSISTENT if override.enabled is OverrideEnabled.CONTINUOUS else 0
-    yield _VALID | persistent | (_EFI if override.mode == "UEFI" else 0)
-    yield _DEVICES[OverrideTarget(override.target)] << 2
-    yield from (0, 0, 0)
+    flags = _VALID | persistent | (_EFI if override.mode == "UEFI" else 0)
+    return (flags, _DEVICES[OverrideTarget(override.target)] << 2, 0, 0, 0)
 
 
 def parse_system_guid(guid: bytes) -> SystemUuid | None:

@@ -247,17 +247,12 @@ class ResetMarks(Struct, frozen=True, kw_only=True):
         if self.bmc_time is not None and self._clock_was_lost(old_marks):
             return frozenset()
         since = _parse_utc(old_marks.bmc_time)
-        found = set()
-        for name, before, after in self._pair_marks(old_marks):
-            before_time, after_time = _parse_utc(before), _parse_utc(after)
-            if (
-                before_time is not None
-                and after_time is not None
-                and after_time > before_time
-                and (since is None or after_time >= since)
-            ):
-                found.add(name)
-        return frozenset(found)
+        times = ((name, _parse_utc(before), _parse_utc(after)) for name, before, after in self._pair_marks(old_marks))
+        return frozenset(
+            name
+            for name, before, after in times
+            if before is not None and after is not None and after > before and (since is None or after >= since)
+        )
 
     def has_progressed_since(self, old_marks: ResetMarks) -> bool:
         """Return whether the boot progress is further along than in ``old_marks``.

@@ -604,18 +604,11 @@ def _insert_media(
         return Wait(why="gitboot inserted the medium a moment ago, but the BMC does not show it yet")
     if (slots := assign_slots(observed.slots, override.medium, override.data_medium)) is None:
         return _report_missing_slot(override, override.medium, observed)
-    if record is not None and (record.state.is_open or record.state is OverrideState.OPENED):
-        new_record = record
-    else:
-        new_record = _build_record(wanted, record, override, observed, now, state=OverrideState.INSERTED)
     new_medium = Medium(url=url, state=MediumState.INSERTED, at=now)
-    is_data = url == override.data_medium
-    new_record = (
-        structs.replace(new_record, data_medium=new_medium)
-        if is_data
-        else structs.replace(new_record, medium=new_medium)
-    )
-    return InsertMedium(record=new_record, slot=slots[url], url=url)
+    change = {"data_medium" if url == override.data_medium else "medium": new_medium}
+    if record is None or not (record.state.is_open or record.state is OverrideState.OPENED):
+        record = _build_record(wanted, record, override, observed, now, state=OverrideState.INSERTED)
+    return InsertMedium(record=structs.replace(record, **change), slot=slots[url], url=url)
 
 
 def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservation) -> bool:

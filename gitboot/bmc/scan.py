@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from enum import StrEnum
 from hashlib import sha256
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -479,10 +480,8 @@ def choose_name(server: FoundServer, used_names: Collection[str]) -> str:
     """Choose an unused name for a server's document. The name contains the server's serial number or UUID."""
     plain = re.sub(r"[^a-z0-9]+", "-", (server.serial or "").lower()).strip("-")[:50]
     name = plain or f"server-{(server.identity.uuid or '')[:8]}"
-    number = 2
-    while (chosen := name if number == 2 else f"{name}-{number - 1}") in used_names:
-        number += 1
-    return chosen
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    return next(each for each in names if each not in used_names)
 
 
 def render_document(

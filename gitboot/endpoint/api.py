@@ -57,17 +57,19 @@ class Api:
     """
 
     def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:
-        self._tree, self._root, self._clock = tree, str(root), clock
+        self._tree, self._root = tree, str(root)
         self._list_lock = threading.Lock()  # protects _names and _items
         self._names: tuple[Signature | None, list[str]] = (None, [])
         self._items: OrderedDict[str, _Item] = OrderedDict()
         self.routes = [
             Route(f"{API_ROOT}/servers", self.list_servers),
-            Route(f"{API_ROOT}/servers/{{name}}", self.show_server),
-            Route(f"{API_ROOT}/servers/{{name}}/plan", self.show_plan),
+            Route(
+                f"{API_ROOT}/servers/{{name}}", partial(self.show_server, lambda each: _format_server(each, clock()))
+            ),
+            Route(f"{API_ROOT}/servers/{{name}}/plan", partial(self.show_server, lambda each: each.plan)),
             Route(f"{API_ROOT}/status", self.show_status),
             Route(f"{API_ROOT}/seen", self.list_unknown_machines),
-            Route(f"{API_ROOT}/openapi.json", self.show_openapi),
+            Route(f"{API_ROOT}/openapi.json", lambda _: _build_json_response(build_openapi())),
         ]
 
     def list_servers(self, request: Request) -> Response:
@@ -90,11 +92,12 @@ class Api:
                 b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
             )
 
-    def show_server(self, request: Request) -> Response:
-        return self._respond_for_server(request, lambda state: _format_server(state, self._clock()))
-
-    def show_plan(self, request: Request) -> Response:
-        return self._respond_for_server(request, lambda state: state.plan)
+    def show_server(self, format_content: Callable[[PublishedServer], Mapping[str, Any]], request: Request) -> Response:
+        if not self._tree.is_ready:
+            return UNAVAILABLE
+        name = request.path_params["name"]
+        located = self._tree.read_server(name) if "/" not in name else None
+        return NOT_FOUND if located is None else _build_json_response(encode_canonical(format_content(located.state)))
 
     def show_status(self, _: Request) -> Response:
         return _build_json_response(encode_canonical(self._tree.read_status()))
@@ -103,18 +106,6 @@ class Api:
         return _build_json_response(
             encode_canonical(format_unknown_machines(read_unknown_machines(self._tree) or UnknownMachines()))
         )
-
-    def show_openapi(self, _: Request) -> Response:
-        return _build_json_response(build_openapi())
-
-    def _respond_for_server(
-        self, request: Request, format_content: Callable[[PublishedServer], Mapping[str, Any]]
-    ) -> Response:
-        if not self._tree.is_ready:
-            return UNAVAILABLE
-        name = request.path_params["name"]
-        located = self._tree.read_server(name) if "/" not in name else None
-        return NOT_FOUND if located is None else _build_json_response(encode_canonical(format_content(located.state)))
 
     def _list_names(self) -> list[str]:
         """Return the sorted names of all servers. gitboot reads their folder again only after it has changed."""

@@ -136,9 +136,11 @@ class Certificate:
                 "key. If no machine uses UEFI HTTPS boot, you can set `firmware-ciphers = false` instead"
             )
         other = self._other
-        if other is None or public_key != other._public_key:
-            return
-        if CipherSuites.FIRMWARE in (self._suites, other._suites):
+        if (
+            other is not None
+            and public_key == other._public_key
+            and CipherSuites.FIRMWARE in (self._suites, other._suites)
+        ):
             raise UsageError(
                 f"{self._file} has the same key as {other._file}, so anyone who steals this key can decrypt recorded "
                 "connections (create a different key for one of the certificates, or set `firmware-ciphers = false`)"

@@ -122,11 +122,12 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
 
         All user data files count as one secret.
         """
-
-        def is_same_secret(name: str) -> bool:
-            return name == secret or (name.startswith(_USER_DATA) and secret.startswith(_USER_DATA))
-
-        return any(address in each.addresses for name, each in self.secrets.items() if is_same_secret(name))
+        is_user_data = secret.startswith(_USER_DATA)
+        return any(
+            address in each.addresses
+            for name, each in self.secrets.items()
+            if name == secret or (is_user_data and name.startswith(_USER_DATA))
+        )
 
     def facts(self) -> list[dict[str, Any]]:
         """Return one item for each secret, in the format of the API and of `gitboot secret fetches`."""

@@ -203,17 +203,15 @@ class Spool:
     def _write_queued_items(self, items: list[_QueuedLine | _QueuedCall]) -> None:
         lines = (each for each in items if isinstance(each, _QueuedLine))
         entries = [each for each in lines if each.future.set_running_or_notify_cancel()]
-        failure = None
-        try:
-            if entries:
+        if entries:
+            try:
                 self._file.append(b"".join(entry.line for entry in entries))
-        except OSError as error:
-            failure = error
-        for entry in entries:
-            if failure is not None:
-                entry.future.set_exception(failure)
+            except OSError as error:
+                for entry in entries:
+                    entry.future.set_exception(error)
             else:
-                entry.future.set_result(None)
+                for entry in entries:
+                    entry.future.set_result(None)
         for each in items:
             if isinstance(each, _QueuedCall) and each.future.set_running_or_notify_cancel():
                 try:

@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, structs, to_builtins
 
-from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import get_client_network, parse_instant
 from gitboot.files import convert_os_errors, hold_lock, write_atomically
 from gitboot.jsonio import encode_canonical, format_instant
@@ -483,8 +482,5 @@ def load_unknown_machines(state: Path) -> UnknownMachines:
 
 def delete_unknown_machines(state: Path) -> None:
     """Delete all recorded unknown machines. Raises `UsageError` if gitboot cannot delete them."""
-    try:
-        with hold_lock(state / UNKNOWN_LOCK, f"{state} is in use"):
-            write_atomically(state / UNKNOWN, render_unknown_machines(UnknownMachines()))
-    except OSError as error:
-        raise UsageError(f"{state / UNKNOWN} cannot be written: {error.strerror}") from None
+    with convert_os_errors(state / UNKNOWN), hold_lock(state / UNKNOWN_LOCK, f"{state} is in use"):
+        write_atomically(state / UNKNOWN, render_unknown_machines(UnknownMachines()))

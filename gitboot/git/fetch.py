@@ -38,13 +38,13 @@ from gitboot.git.repository import (
     CommitReader,
     FetchStep,
     StoredRepository,
-    check_history,
     check_objects,
     convert_errors,
     copy_accepted_folder,
     copy_objects,
     get_common_directory,
     is_out_of_memory,
+    list_reachable_objects,
     merge_packs,
     open_containing_repository,
     open_repository,
@@ -137,10 +137,10 @@ class Upstream:
         self, ours: pygit2.Repository, name: str, tip: str, folder: str, base_references: Collection[str]
     ) -> Revision:
         """Check the objects that were fetched, and return the commit to which ``tip`` points."""
-        with convert_errors(self._remote.url):  # an earlier fetch has checked the history of the base references
+        with convert_errors(self._remote.url):  # raises an error if a new commit or tag exceeds the size limit
             names = (ours.references.get(each) for each in base_references)
-            known = {peel_reference(ours, each).id for each in names if each is not None}
-            check_history(ours, pygit2.Oid(hex=tip), known)
+            checked = {peel_reference(ours, each).id for each in names if each is not None}
+            list_reachable_objects(ours, pygit2.Oid(hex=tip), checked, with_files=False)
         try:
             commit = CommitReader(ours).peel(tip).revision
         except pygit2.GitError as error:
@@ -291,17 +291,14 @@ class FetchFailure(msgspec.Struct, frozen=True, tag=True):
 Report = FetchResult | FetchFailure | FetchStep
 parse_order: Final[Callable[[bytes], FetchOrder]] = build_decoder(FetchOrder)
 parse_report: Final[Callable[[bytes], Report]] = build_decoder(Report)
-# The errors that a fetch can raise.
-_FETCH_ERRORS: Final = (
-    SourceError,
-    BranchMissing,
-    CorruptClone,
-    SourceRefused,
-    SourceTooLarge,
-    SubpathMissing,
-    UsageError,
-)
-ERRORS: Final = {each.__name__: each for each in _FETCH_ERRORS}
+# The errors that a fetch can raise, by name.
+ERRORS: Final = {
+    each.__name__: each
+    for each in (
+        *(SourceError, BranchMissing, CorruptClone, SourceRefused, SourceTooLarge, SubpathMissing),
+        UsageError,
+    )
+}
 
 
 class Fetcher(ABC):

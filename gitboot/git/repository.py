@@ -684,7 +684,8 @@ def list_reachable_objects(
 ) -> set[pygit2.Oid]:
     """Return all objects that are reachable from ``tip``. References from ``excluded`` objects are not followed.
 
-    Raises `pygit2.GitError` if a commit, a tag or a tree exceeds the size limit.
+    Without ``with_files``, return only commits and tags. Raises `pygit2.GitError` if a commit, a tag or a tree exceeds
+    the size limit. gitboot reads whole commits, and a few bytes in a pack can expand to gigabytes.
     """
     found: set[pygit2.Oid] = set()
     pending, reader = [tip], CommitReader(repository)
@@ -710,14 +711,6 @@ def list_reachable_objects(
                     elif mode != SUBMODULE and (blob := pygit2.Oid(raw=raw)) not in excluded:
                         found.add(blob)
     return found
-
-
-def check_history(repository: pygit2.Repository, tip: pygit2.Oid, excluded: Collection[pygit2.Oid]) -> None:
-    """Raise `pygit2.GitError` if a new commit or tag, reachable only from ``tip``, exceeds the size limit.
-
-    This check is necessary because gitboot reads whole commits, and a few bytes in a pack can expand to gigabytes.
-    """
-    list_reachable_objects(repository, tip, excluded, with_files=False)
 
 
 def _read_blob_size(repository: pygit2.Repository, oid: pygit2.Oid) -> int:

@@ -159,13 +159,10 @@ class BmcConnection:
         system = self.read(self._system)
         # iDRAC 10, AMI and BlueField keep the override in the Settings resource.
         path = system.link("@Redfish.Settings", "SettingsObject")
-        if path is None or path == self._settings_without_override:
-            return build_observation(system, None)
-        settings = self.read(path)
-        if TARGET in settings.boot:
-            return build_observation(system, settings)
-        self._settings_without_override = path
-        return build_observation(system, None)
+        settings = self.read(path) if path is not None and path != self._settings_without_override else None
+        if settings is not None and TARGET not in settings.boot:
+            self._settings_without_override, settings = path, None
+        return build_observation(system, settings)
 
     def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
         """Read the Manager's clock with one more request, and add it to ``observed``.
