@@ -20,15 +20,6 @@ from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.model.scalars import split_member_url
 from gitboot.text import printable
 
-_FREE_BYTES: Final = 256 << 20  # gitboot checks the ratio only after this many unpacked bytes
-_LARGEST_RATIO: Final = 200  # decompressed bytes per byte of the archive; kernels and initrds have a ratio below 10
-_MOST_MEMBERS: Final = 100_000
-_LARGEST_EXTENDED_HEADER: Final = 1 << 16
-_LARGEST_ZIP: Final = 4 << 30
-# in bytes: limits the directory of a zip archive, because zipfile reads the whole directory at once
-_LARGEST_ZIP_READ: Final = 4 << 20
-_XZ_MEMORY: Final = 128 << 20  # in bytes; archives made with xz -9 need 65 MiB
-
 
 class ArchiveFetcher:
     """Reads files inside archives, which another fetcher downloads. The URL of a file has the form ``ARCHIVE#PATH``.
@@ -74,6 +65,9 @@ class _ArchiveError(Exception):
     """Raised if gitboot refuses to unpack an archive. The message states why, but does not contain the URL."""
 
 
+_XZ_MEMORY: Final = 128 << 20  # in bytes; archives made with xz -9 need 65 MiB
+
+
 def read_archive_member(chunks: Iterator[bytes], archive: str, path: str) -> Generator[bytes, None, None]:
     """Yield the content of a file in an archive.
 
@@ -116,6 +110,10 @@ class _Gzip:
         unpacked = self._zlib.decompress(self._zlib.unconsumed_tail + data, max_length)
         self.needs_input = len(unpacked) < max_length  # zlib may hold back output that exceeds the limit
         return unpacked
+
+
+_FREE_BYTES: Final = 256 << 20  # gitboot checks the ratio only after this many unpacked bytes
+_LARGEST_RATIO: Final = 200  # decompressed bytes per byte of the archive; kernels and initrds have a ratio below 10
 
 
 def _decompress(
@@ -176,6 +174,8 @@ _FILE_TYPES: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _TYPES_WITHOUT_CONTENT: Final = (
     *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE),
 )
+_MOST_MEMBERS: Final = 100_000
+_LARGEST_EXTENDED_HEADER: Final = 1 << 16
 
 
 def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
@@ -272,6 +272,9 @@ def _read_stored_zip(file: IO[bytes], path: str) -> Iterator[bytes]:
                 yield piece
 
 
+_LARGEST_ZIP: Final = 4 << 30
+
+
 def _store_temporarily(chunks: Iterator[bytes]) -> IO[bytes]:
     """Return a temporary file with the archive. Raises `HostUnreachable` if this host cannot store the archive."""
     with ExitStack() as stack:
@@ -297,6 +300,10 @@ def _convert_storage_errors() -> Iterator[None]:
         raise HostUnreachable(
             f"the zip archive cannot be stored on this host: {error.strerror}; set TMPDIR to a folder with free space"
         ) from error
+
+
+# in bytes: limits the directory of a zip archive, because zipfile reads the whole directory at once
+_LARGEST_ZIP_READ: Final = 4 << 20
 
 
 class _BoundedFile:

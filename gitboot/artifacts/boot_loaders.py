@@ -27,8 +27,6 @@ from gitboot.quoting import quote_grub_word, sanitize_grub_text
 from gitboot.render.grub import NICS, SIGNED_GRUB_CHAIN
 from gitboot.render.paths import BOOT, PXELINUX_CORE, SIGNED_GRUB
 
-MANIFEST: Final = "loaders/manifest.json"
-
 
 class PackagedLoader(Struct, frozen=True, kw_only=True):
     """A boot loader that a distribution package contains."""
@@ -122,6 +120,9 @@ class PlacedLoader:
     # the source of the boot loader, or the package to install if the boot loader is missing
     message: str = field(metadata=json_key("from"))
     outcome: PlacementOutcome = field(metadata=OMITTED)
+
+
+MANIFEST: Final = "loaders/manifest.json"
 
 
 def place_loaders(

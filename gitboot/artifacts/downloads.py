@@ -276,7 +276,6 @@ _PART_SUFFIX: Final = (
 # The suffix of markers, whose mtime is the time of the first run that did not need the copy. A marker is a folder,
 # because mirrors copy and report only files.
 _UNNEEDED_SUFFIX: Final = ".unneeded"
-_DIGEST_FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 
 class MirrorOutcome(StrEnum):
@@ -427,6 +426,9 @@ def _write_content(fetcher: Fetcher, file: BootFile, written: IO[bytes], is_stop
                 raise _ContentMismatch(f"the file is larger than {max_bytes:,} bytes")
     written.flush()
     return digest.hexdigest()
+
+
+_DIGEST_FOLDER: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def prune_mirror(root: Path, needed_paths: Collection[str], now: datetime, keep: timedelta) -> list[str]:

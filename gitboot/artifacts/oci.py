@@ -28,8 +28,6 @@ from gitboot.model.server import Architecture
 from gitboot.problems import Code, Problem
 from gitboot.text import quote_words
 
-# The manifest size that registries must accept: OCI distribution specification, "Pushing Manifests".
-_LARGEST_MANIFEST: Final = 4 << 20
 _MOST_REDIRECTS: Final = 5
 _TAGS_PER_PAGE: Final = 1000
 _MOST_TAG_PAGES: Final = 50
@@ -37,6 +35,12 @@ _MOST_TAG_PAGES: Final = 50
 
 _PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
 _TOKEN: Final = re.compile(r"[!-~]+")  # a token may contain only these characters, because gitboot sends it in a header
+MANIFESTS: Final = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
 
 
 class Registries:
@@ -195,6 +199,10 @@ def _check_realm(realm: str, origin: str) -> None:
         )
 
 
+# The manifest size that registries must accept: OCI distribution specification, "Pushing Manifests".
+_LARGEST_MANIFEST: Final = 4 << 20
+
+
 def _read_limited(answer: AnswerStream, what: str) -> bytes:
     content = b""
     while len(content) <= _LARGEST_MANIFEST and (chunk := answer.read(1 << 16)):
@@ -220,12 +228,6 @@ def _check_reachable(status: int, host: str) -> None:
         raise HostUnreachable(f"{host} returned {status}: try again later")
 
 
-MANIFESTS: Final = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
 # These media types come from the first version of IronCore's image specification and from Garden Linux.
 ROLES: Final[Mapping[str, str]] = {
     "application/vnd.ironcore.image.kernel": "kernel",

@@ -34,8 +34,6 @@ AUTHORITY: Final = "ca.crt"  # the certificate of an authority, in the same fold
 Address = IPv4Address | IPv6Address
 Place = IPv4Network | IPv6Network | str  # a network, a host, or *.NAME, which means every host name below NAME
 CredentialUse = tuple[str, str]  # the normalized origin of a BMC, and the name of the credentials for this BMC
-# Addresses whose meaning depends on the machine, such as those of a cloud's metadata service or of the machine itself.
-_SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
 
 def get_credential_use(bmc: BmcAccess) -> CredentialUse:
@@ -54,6 +52,10 @@ class Credentials:
     username: str
     password: str = field(repr=False)
     name: str = ""  # the name of the credentials in documents
+
+
+# Addresses whose meaning depends on the machine, such as those of a cloud's metadata service or of the machine itself.
+_SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 
 
 class Trust(Struct, frozen=True, kw_only=True):
@@ -519,11 +521,7 @@ def _unmap_ipv4(address: Address) -> Address:
 _FINGERPRINT_KEY: Final = secrets.token_bytes(32)
 # in seconds: gitboot reads files again after this time, because a changed file can keep its coarse modification time
 _CACHE_S: Final = 1.0
-_PASSWORD_CACHE_S: Final = 300.0  # how long gitboot uses a password that a command printed
 _RETRY_AFTER_FAILURE_S: Final = 60.0  # the pause after a command failed, or after a BMC rejected its password
-_COMMAND_TIMEOUT_S: Final = 10.0
-_MAX_OUTPUT_BYTES: Final = 4096  # the maximum size of a password command's output
-_MAX_READS: Final = 10
 _FileVersion = tuple[int, int, int, int] | None
 
 
@@ -657,6 +655,11 @@ class CredentialDirectory:
         return result.password
 
 
+_PASSWORD_CACHE_S: Final = 300.0  # how long gitboot uses a password that a command printed
+_COMMAND_TIMEOUT_S: Final = 10.0
+_MAX_OUTPUT_BYTES: Final = 4096  # the maximum size of a password command's output
+
+
 def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
     """Run a command that prints a password on one line. No error message contains the output."""
     password, error = None, ""
@@ -676,6 +679,9 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
     return _CommandResult(
         command, password, error, time.monotonic() + (_RETRY_AFTER_FAILURE_S if error else _PASSWORD_CACHE_S)
     )
+
+
+_MAX_READS: Final = 10
 
 
 def _read_files(folder: Path, name: str, parts: tuple[str, ...]) -> list[str]:

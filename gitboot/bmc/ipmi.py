@@ -32,11 +32,6 @@ from gitboot.http_client import RequestLimits
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
-# IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, and suite 3 is HMAC-SHA1 and AES. Both encrypt. Older BMCs have
-# only suite 3.
-_CIPHER_SUITES: Final = (17, 3)
-_PORT: Final = 623
-
 # the requests Set and Get System Boot Options with parameters 3 and 5 (IPMI 2.0, 28.12 and 28.13)
 _GET_FLAGS: Final = (0x00, 0x09, 0x05, 0x00, 0x00)
 _SET_OPTIONS: Final = (0x00, 0x08)
@@ -44,7 +39,6 @@ _SET_OPTIONS: Final = (0x00, 0x08)
 _KEEP_VALID: Final = (*_SET_OPTIONS, 0x03, 0x1F)
 _VALID, _PERSISTENT, _EFI = 0x80, 0x40, 0x20
 _DEVICES: Final = {OverrideTarget.NONE: 0, OverrideTarget.PXE: 1, OverrideTarget.HDD: 2, OverrideTarget.CD: 5}
-_TARGETS: Final = {number: target for target, number in _DEVICES.items()}
 _GET_STATUS: Final = (0x00, 0x01)
 _GET_GUID: Final = (0x06, 0x37)
 # the request Chassis Control (IPMI 2.0, 28.3). Its value 5, a graceful shutdown, sends the system an ACPI event
@@ -69,6 +63,10 @@ _BYTES_PER_LINE: Final = 16
 
 
 _Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # a response, or the reason why there is no response
+# IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, and suite 3 is HMAC-SHA1 and AES. Both encrypt. Older BMCs have
+# only suite 3.
+_CIPHER_SUITES: Final = (17, 3)
+_PORT: Final = 623
 
 
 class IpmiConnection:
@@ -230,6 +228,9 @@ def _get_answer_bytes(answer: _Answer) -> bytes:
     if isinstance(answer, bytes):
         return answer
     raise answer
+
+
+_TARGETS: Final = {number: target for target, number in _DEVICES.items()}
 
 
 def _parse_override(flags: int, device: int) -> Override:

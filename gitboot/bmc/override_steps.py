@@ -38,17 +38,9 @@ from gitboot.bmc.override_state import (
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 
-# Corrections within an hour. If more are needed, someone else probably changes the override, and a person must decide.
-MAX_CORRECTIONS = 3
-_CORRECTION_PERIOD = timedelta(hours=1)
-
 # How long a BMC may take to show a change. Without this delay, gitboot would repeat the request.
 _SET_DELAY = timedelta(minutes=1)
 _CLEAR_DELAY = timedelta(seconds=10)
-
-# POST never takes half an hour, but some BMCs stop updating the boot progress. Supermicro's AS-1015CS shows
-# SystemHardwareInitializationComplete forever (bmclib, pull request 459).
-_MAX_POST = timedelta(minutes=30)
 
 
 NO_OVERRIDE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
@@ -479,6 +471,10 @@ def _apply_override(
     )
 
 
+# Corrections within an hour. If more are needed, someone else probably changes the override, and a person must decide.
+MAX_CORRECTIONS = 3
+
+
 def _restore_override(
     wanted: WantedOverride,
     record: OverrideRecord,
@@ -649,6 +645,11 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
     )
 
 
+# POST never takes half an hour, but some BMCs stop updating the boot progress. Supermicro's AS-1015CS shows
+# SystemHardwareInitializationComplete forever (bmclib, pull request 459).
+_MAX_POST = timedelta(minutes=30)
+
+
 def _is_in_post(observed: BmcObservation, now: datetime) -> bool:
     marks = observed.marks
     if not observed.in_post or marks.boot_progress_time is None:
@@ -661,6 +662,9 @@ def _is_in_post(observed: BmcObservation, now: datetime) -> bool:
 
 def _is_record_recent(period: timedelta, record: OverrideRecord, now: datetime) -> bool:
     return timedelta() <= now - record.at < period  # if the clock was set back, gitboot does not wait
+
+
+_CORRECTION_PERIOD = timedelta(hours=1)
 
 
 def _list_recent_corrections(record: OverrideRecord, now: datetime) -> tuple[datetime, ...]:

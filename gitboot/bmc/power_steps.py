@@ -25,7 +25,6 @@ from gitboot.bmc.override_state import (
 from gitboot.bmc.override_steps import add_known_clock, is_override_shown, request_operator
 from gitboot.resolve.server_decision import OverrideEnabled
 
-_SHOW_DELAY: Final = timedelta(minutes=1)  # how long a BMC may take to show a reset
 # How long an operating system may take to shut down. This is Ironic's default ([conductor]soft_power_off_timeout).
 SHUTDOWN_TIMEOUT: Final = timedelta(minutes=10)
 # If a BMC reports the time of its boot progress, each boot changes that time. Some BMCs do not update LastResetTime.
@@ -113,6 +112,7 @@ class WritePowerRecord(Struct, frozen=True, kw_only=True):
 
 
 PowerChangeStep = NoChange | RequestReset | WritePowerRecord | Wait | AskOperator
+_SHOW_DELAY: Final = timedelta(minutes=1)  # how long a BMC may take to show a reset
 
 
 def next_power_step(

@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 MAX_ADDRESSES: Final = 4096
-_ROOT: Final = "/redfish/v1/"
-_DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
 
 
 class ProbeResult(Struct, frozen=True, kw_only=True):
@@ -131,6 +129,9 @@ def read_certificates(addresses: Sequence[str], *, parallel: int) -> tuple[First
         return tuple(pool.map(_read_certificate, addresses))
 
 
+_DEFAULT_PORTS: Final = {"https": 443, "http": 80, "ipmi": 623}
+
+
 def _read_certificate(address: str) -> FirstContact:
     parts = urlsplit(address)
     host, port = parts.hostname or "", parts.port or _DEFAULT_PORTS[parts.scheme]
@@ -193,6 +194,9 @@ def scan(
         for future in as_completed([pool.submit(_probe_address, address, connect) for address in addresses]):
             on_result()
             yield future.result()
+
+
+_ROOT: Final = "/redfish/v1/"
 
 
 def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> ProbeResult:

@@ -259,7 +259,6 @@ class BmcPool:
         ), sample
 
 
-_NOTIFY_DELAY_S: Final = 0.2  # how long gitboot waits for more results before the notification
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 Later = Callable[[float, Callable[[], None]], None]
@@ -277,6 +276,9 @@ def call_later(seconds: float, callback: Callable[[], None]) -> None:
     timer = threading.Timer(seconds, callback)
     timer.daemon = True
     timer.start()
+
+
+_NOTIFY_DELAY_S: Final = 0.2  # how long gitboot waits for more results before the notification
 
 
 class TaskRunner(Generic[Key, Value]):

@@ -127,9 +127,6 @@ _MOVING_POLLS: Final = 50
 
 
 INVENTORY_PATH: Final = "/v1/inventory"
-MAX_INVENTORIES_PER_ADDRESS: Final = 60  # the limit per minute for one address; a whole rack may share an address
-_MAX_INVENTORIES: Final = 600  # the limit per minute for all addresses together
-_MINUTE: Final = timedelta(minutes=1)
 
 
 class Endpoint:
@@ -542,6 +539,11 @@ async def _serve_healthz(_: Request) -> Response:
 
 def _build_text_response(status: int, text: str) -> Response:
     return PlainTextResponse(text, status, headers={"cache-control": "no-store"})
+
+
+MAX_INVENTORIES_PER_ADDRESS: Final = 60  # the limit per minute for one address; a whole rack may share an address
+_MAX_INVENTORIES: Final = 600  # the limit per minute for all addresses together
+_MINUTE: Final = timedelta(minutes=1)
 
 
 class UnknownMachineHandler:

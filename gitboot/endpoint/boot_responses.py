@@ -68,7 +68,6 @@ from gitboot.render.paths import (
 
 _MAX_CACHED: Final = 4096
 _MAX_TOTAL_BYTES: Final = 32 * 1024 * 1024  # the maximum size of all cached responses together
-_DIGEST: Final = re.compile("[0-9a-f]{64}")
 # the endpoint reads larger files, such as artifacts, from the disk for each request
 MAX_CACHED_BYTES: Final = 1024 * 1024
 
@@ -127,6 +126,9 @@ class BootResponse(Struct, frozen=True, kw_only=True):
             and (self.until is None or at < self.until)
             and read_signature(self.file) == self.signature
         )
+
+
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 class BootResponses:

@@ -32,7 +32,6 @@ CLIENT_RECEIVED: Final = (
 )
 CLIENT_TIMEOUT_S: Final = 60  # in seconds: how long a client may take to accept more data
 HEAD_TIMEOUT_S: Final = 10  # in seconds: how long a client may take to send the head of a request
-MAX_UNANSWERED_BYTES: Final = 64 * 1024
 
 
 class ConnectionLimits:
@@ -199,6 +198,10 @@ class _SentBytes:
     def _count_acknowledged(self) -> int:
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
         return int.from_bytes(info[_BYTES_ACKED], byteorder)
+
+
+Header = tuple[bytes, bytes]
+MAX_UNANSWERED_BYTES: Final = 64 * 1024
 
 
 class Connection(HttpToolsProtocol):
@@ -385,7 +388,6 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": self.body})
 
 
-Header = tuple[bytes, bytes]
 # A function that reads a request body. The first argument is the maximum size, and the second argument is a function
 # that receives each part of the body. The result is an error response if the body exceeds a limit, and otherwise None.
 ReadBody = Callable[[int, Callable[[bytes], object]], Awaitable[Reply | None]]

@@ -345,9 +345,6 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
 
 _MAX_LINE_BYTES: Final = 256 * 1024  # gitboot reads a longer line in pieces, which count as separate lines
 _HASH_BYTES: Final = 1024
-_MAX_POSITIONS: Final = 64  # the maximum number of files whose positions gitboot stores
-_SAVE_EVERY: Final = 1000  # lines
-_COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
 
 
 class _Position(NamedTuple):
@@ -399,6 +396,11 @@ class _OpenFile:
     def _hash_before(self, offset: int) -> str:
         start = max(0, offset - _HASH_BYTES)
         return sha256(os.pread(self.handle.fileno(), offset - start, start)).hexdigest()
+
+
+_MAX_POSITIONS: Final = 64  # the maximum number of files whose positions gitboot stores
+_COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
+_SAVE_EVERY: Final = 1000  # lines
 
 
 class LogFile:

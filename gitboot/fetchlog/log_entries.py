@@ -24,9 +24,6 @@ from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, find_non_scri
 from gitboot.system_clock import Uptime
 from gitboot.text import format_count, format_omitted, printable
 
-REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
-MIN_UNCOUNTED: Final = 5  # if other clients sent fewer requests, an operator has probably read a boot script
-
 
 class DenialReason(StrEnum):
     """The reason why an endpoint withheld an install boot or a secret."""
@@ -79,6 +76,9 @@ def describe_denial(reason: DenialReason) -> str:
     The description contains no names, addresses, paths or text from operators.
     """
     return _REASON_TEXTS[reason]
+
+
+MIN_UNCOUNTED: Final = 5  # if other clients sent fewer requests, an operator has probably read a boot script
 
 
 def select_reportable_denials(denials: Iterable[Denial]) -> list[Denial]:
@@ -289,6 +289,9 @@ def write_report(folder: Path, name: str, report: EndpointReport) -> None:
 def remove_report(folder: Path, name: str) -> None:
     with suppress(OSError):
         (folder / f"{name}{SUFFIX}").unlink()
+
+
+REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
 
 
 def read_reports(folder: Path, at: datetime) -> EndpointReport:

@@ -22,16 +22,9 @@ from gitboot.files import lock_file, sync_folder, write_atomically
 from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
 
-FULL_FILE_BYTES: Final = 1024 * 1024  # a writer continues a spool file of this size in a new file
-# the pause after the writer thread ended with an error; endpoints serve no boots during the pause
-_RESTART_S: Final = 0.1
-_MAX_BATCH_LINES: Final = 1000  # the maximum number of lines in one sync
 SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
-_DELETIONS: Final = "forgotten"
 _ENDPOINT_FOLDER: Final = ".endpoints"
-_TEST_DATA: Final = b"\0" * 4096  # the test data has the size of a file system block
-_T = TypeVar("_T")
 
 
 def read_or_create_identity(folder: Path) -> str:
@@ -54,6 +47,9 @@ def get_endpoint_folder(folder: Path) -> Path:
     return folder / _ENDPOINT_FOLDER
 
 
+_TEST_DATA: Final = b"\0" * 4096  # the test data has the size of a file system block
+
+
 def check_writable(folder: Path) -> None:
     """Write and sync a test file in a spool, and delete it.
 
@@ -72,6 +68,9 @@ def check_writable(folder: Path) -> None:
 
 
 # Writing
+
+
+FULL_FILE_BYTES: Final = 1024 * 1024  # a writer continues a spool file of this size in a new file
 
 
 class SpoolFile:
@@ -145,6 +144,12 @@ class _QueuedLine(NamedTuple):
 class _QueuedCall(NamedTuple):
     function: Callable[[], Any]
     future: Future[Any]
+
+
+# the pause after the writer thread ended with an error; endpoints serve no boots during the pause
+_RESTART_S: Final = 0.1
+_MAX_BATCH_LINES: Final = 1000  # the maximum number of lines in one sync
+_T = TypeVar("_T")
 
 
 class Spool:
@@ -293,6 +298,9 @@ def read_new_lines(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
                 found.append((latest[writer], writer, offset, each))
     found.sort(key=lambda each: each[:3])
     return ReadResult([each[3] for each in found], read, invalid_lines)
+
+
+_DELETIONS: Final = "forgotten"
 
 
 def delete_finished_files(folder: Path, offsets: Mapping[str, int], deletion_number: int) -> None:

@@ -33,12 +33,6 @@ from gitboot.render.emulated_apis import find_boot_script_path
 from gitboot.render.paths import BOOT, IdentityKind, Role, format_identity, parse_request_path
 from gitboot.text import format_count
 
-UNKNOWN: Final = "unknown.json"  # file in STATE with the machines that an instance has recorded
-UNKNOWN_LOCK: Final = "unknown.lock"
-MAX_MACHINES: Final = 1000
-MAX_PER_NETWORK: Final = 64
-RETENTION: Final = timedelta(days=30)
-_MAX_MACS: Final = 16
 _MAX_TEXT_LENGTH: Final = 64  # the maximum length of a serial number
 
 
@@ -139,6 +133,11 @@ def _parse_serial(text: object) -> str | None:
     return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
 
 
+MAX_MACHINES: Final = 1000
+MAX_PER_NETWORK: Final = 64
+RETENTION: Final = timedelta(days=30)
+
+
 class UnknownMachines:
     """A table of unknown machines with a limited size. All requests of the same machine share one entry."""
 
@@ -191,6 +190,9 @@ def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
     """Return the identities of a machine. Both byte orders of a UUID result in the same identity."""
     canonical_uuid = machine.uuid if machine.uuid is None else min(machine.uuid, swap_byte_order(machine.uuid))
     return structs.replace(machine, uuid=canonical_uuid).identities
+
+
+_MAX_MACS: Final = 16
 
 
 def _merge_machines(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
@@ -267,7 +269,6 @@ def _parse_machine(fields: object) -> UnknownMachine | None:
 MAX_INVENTORY_BYTES: Final = 64 * 1024  # the maximum size of an inventory
 MAX_INTERFACES: Final = 16
 _MAX_DISKS: Final = 16
-_MAX_NUMBER: Final = 2**63 - 1
 # These values are copies from gitboot.model.server, so that an endpoint does not import that module at startup.
 _ARCHITECTURES: Final = ("x86_64", "aarch64")
 _FIRMWARES: Final = ("UEFI", "BIOS")
@@ -400,6 +401,9 @@ def _parse_choice(choices: tuple[str, ...], value: object) -> str | None:
     return value if isinstance(value, str) and value in choices else None
 
 
+_MAX_NUMBER: Final = 2**63 - 1
+
+
 def _parse_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_NUMBER else None
 
@@ -471,6 +475,9 @@ def read_unknown_machine_files(folder: Path) -> Iterator[UnknownMachineFile]:
                 )
 
 
+UNKNOWN: Final = "unknown.json"  # file in STATE with the machines that an instance has recorded
+
+
 def load_unknown_machines(state: Path) -> UnknownMachines:
     """Read the unknown machines that an instance has recorded. Raises `UsageError` if gitboot cannot read them."""
     with convert_os_errors(state / UNKNOWN, "read"):
@@ -478,6 +485,9 @@ def load_unknown_machines(state: Path) -> UnknownMachines:
             return parse_unknown_machines((state / UNKNOWN).read_bytes())
         except FileNotFoundError:
             return UnknownMachines()
+
+
+UNKNOWN_LOCK: Final = "unknown.lock"
 
 
 def delete_unknown_machines(state: Path) -> None:

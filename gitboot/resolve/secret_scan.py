@@ -194,8 +194,8 @@ def _make_key_finder(*names: str, accepts: Callable[[str], bool] = bool) -> Find
     return find
 
 
-_MIN_DISTINCT_CHARACTERS: Final = 8  # real tokens have at least this many distinct characters
 _OPTIONS: Final = r"(?<![\w-])--(?:password|passwd|passphrase|token|secret|secret-key|api-key|auth-key|authkey)"
+_MIN_DISTINCT_CHARACTERS: Final = 8  # real tokens have at least this many distinct characters
 RULES: Final = (
     LeakRule(
         "a private key",

@@ -106,6 +106,7 @@ class BudgetedContext(runtime.Context):
 
 
 CALL_COST: Final = 4  # additional work, because calls take longer than other expressions
+MAX_INTEGER: Final = 2**63 - 1
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -197,6 +198,8 @@ def _both_have_type(kind: Any, left: object, right: object) -> bool:
 
 
 _BRACKETS: Final = {"lparen": 1, "lbracket": 1, "lbrace": 1, "rparen": -1, "rbracket": -1, "rbrace": -1}
+MAX_TOKENS: Final = 10_000  # per template; the text between two expressions is one token
+MAX_BRACKETS: Final = 25  # nesting depth
 
 
 class TokenCount(Extension):
@@ -599,9 +602,6 @@ TESTS: Final[dict[str, Any]] = {
     **{name: JINJA_TESTS[name] for name in ("defined", "undefined")},
     **{name: add_cost(JINJA_TESTS[name]) for name in _TESTS_WITH_COST.split()},
 }
-MAX_TOKENS: Final = 10_000  # per template; the text between two expressions is one token
-MAX_BRACKETS: Final = 25  # nesting depth
-MAX_INTEGER: Final = 2**63 - 1
 
 
 def describe_unknown(kind: str, name: str, known_names: Mapping[str, object]) -> str:

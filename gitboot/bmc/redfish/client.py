@@ -53,8 +53,6 @@ from gitboot.http_client import tls_context
 from gitboot.text import one_line
 
 _ROOT = "/redfish/v1/"
-_MAX_RETRY_AFTER_S = 3600
-_MAX_DETAIL_LENGTH = 300
 
 
 # sushy logs each error that it raises. Without a handler, Python would print it to stderr.
@@ -352,8 +350,14 @@ def _format_reason(error: exceptions.HTTPError) -> str:
     return _shorten(error.detail or (json.dumps(error.body) if error.body else "without a reason"))
 
 
+_MAX_DETAIL_LENGTH = 300
+
+
 def _shorten(text: object) -> str:  # sushy does not check whether a message is a string
     return one_line(str(text))[:_MAX_DETAIL_LENGTH]
+
+
+_MAX_RETRY_AFTER_S = 3600
 
 
 def _parse_retry_after(retry_after: str | None) -> int | None:

@@ -36,10 +36,6 @@ from gitboot.http_client import (
 )
 from gitboot.text import redact_url
 
-# the limit for all requests of a task together, which is enough for 30 requests of 10 s each
-TASK_TIMEOUT_S: Final = 300.0
-_CHUNK_BYTES = 64 * 1024
-
 
 class RequestAborted(RequestException):
     """The error for a request that gitboot itself aborted.
@@ -50,6 +46,10 @@ class RequestAborted(RequestException):
     def __init__(self, error_type: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
         self.error_type = error_type
         super().__init__(message)
+
+
+# the limit for all requests of a task together, which is enough for 30 requests of 10 s each
+TASK_TIMEOUT_S: Final = 300.0
 
 
 class ConnectionPolicy(Struct):
@@ -262,6 +262,9 @@ def _check_redirect(request: PreparedRequest, response: Response) -> None:
             BmcRejected,
             f"{response.status_code}: the BMC redirects to {location}, but gitboot does not follow this redirect",
         )
+
+
+_CHUNK_BYTES = 64 * 1024
 
 
 def _read_body(response: Response) -> None:
