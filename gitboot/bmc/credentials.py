@@ -561,7 +561,7 @@ class TrustedCredentials(Struct, frozen=True, kw_only=True):
 
 class _CachedCredentials(Struct):
     credentials: TrustedCredentials
-    versions: tuple[_FileVersion, ...]
+    versions: dict[Path, _FileVersion]
     read_s: float
 
 
@@ -608,34 +608,30 @@ class CredentialDirectory:
 
     def _read_current_credentials(self, root: Path, name: str, *, may_run_command: bool) -> TrustedCredentials:
         folder = root / name
-        files = (
-            folder / "username",
-            folder / "password",
-            folder / FILE,
-            root / FILE,
-            folder / AUTHORITY,
-            root / AUTHORITY,
-            folder / _SHARE_USERNAME,
-            folder / _SHARE_PASSWORD,
-        )
-        versions, cached = tuple(map(_read_file_version, files)), self._cached.get(name)
+        own_files = ("username", "password", FILE, AUTHORITY, _SHARE_USERNAME, _SHARE_PASSWORD)
+        files = (*(folder / file for file in own_files), root / FILE, root / AUTHORITY)
+        versions, cached = {file: _read_file_version(file) for file in files}, self._cached.get(name)
         if cached is not None and cached.versions == versions and time.monotonic() - cached.read_s < _CACHE_S:
             return cached.credentials
         trust = read_trust(root, name)
-        if trust.password_command and versions[1] is None:
+        if trust.password_command and versions[folder / "password"] is None:
             (username,) = _read_files(folder, name, ("username",))
             password = self._get_command_password(name, trust, may_run_command=may_run_command)
         else:
             username, password = _read_files(folder, name, ("username", "password"))
         credentials = Credentials(username=username, password=password, name=name)
-        login, share_text = None, ""
-        if trust.media and (versions[-2] is not None or versions[-1] is not None):
-            share_username, share_password = _read_files(folder, name, (_SHARE_USERNAME, _SHARE_PASSWORD))
-            login = Credentials(username=share_username, password=share_password, name=name)
-            share_text = f"{share_username}\0{share_password}"
-        text = f"{username}\0{password}\0{trust!r}\0{share_text}".encode()
-        fingerprint = hashlib.blake2b(text, key=_FINGERPRINT_KEY, digest_size=16).hexdigest()
-        found = TrustedCredentials(credentials=credentials, trust=trust, fingerprint=fingerprint, share_login=login)
+        share_login: list[str] = []
+        if trust.media and {versions[folder / _SHARE_USERNAME], versions[folder / _SHARE_PASSWORD]} != {None}:
+            share_login = _read_files(folder, name, (_SHARE_USERNAME, _SHARE_PASSWORD))
+        text = "\0".join((username, password, repr(trust), *share_login)).encode()
+        found = TrustedCredentials(
+            credentials=credentials,
+            trust=trust,
+            fingerprint=hashlib.blake2b(text, key=_FINGERPRINT_KEY, digest_size=16).hexdigest(),
+            share_login=Credentials(username=share_login[0], password=share_login[1], name=name)
+            if share_login
+            else None,
+        )
         self._cached[name] = _CachedCredentials(found, versions, time.monotonic())
         return found
 

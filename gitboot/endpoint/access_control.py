@@ -51,9 +51,7 @@ def find_client_address(scope: Scope, is_trusted: Callable[[str | None], bool]) 
     if not is_trusted(address):
         return address
     forwarded = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
-    if not forwarded:
-        return address
-    for hop in reversed(b",".join(forwarded).decode("latin-1").split(",")):
+    for hop in reversed(b",".join(forwarded).decode("latin-1").split(",")) if forwarded else ():
         address = _normalize_address(hop.strip())
         if not is_trusted(address):
             break

@@ -12,7 +12,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -298,16 +298,14 @@ class SharedRecorder:
 # Repeated fetches of secrets
 
 
+@dataclass(slots=True)
 class _FetchCounter:
     """Counts one address's fetches of one secret: those already recorded, and those to record later."""
 
-    __slots__ = ("recorded", "recorded_s", "waiting", "waiting_times")
-
-    def __init__(self) -> None:
-        self.recorded = 0  # the number of fetches that are recorded in the spool
-        self.recorded_s = 0.0  # the monotonic time at which the last line was written
-        self.waiting: Observation | None = None  # the last fetch that is not recorded in the spool yet
-        self.waiting_times = 0
+    recorded: int = 0  # the number of fetches that are recorded in the spool
+    recorded_s: float = 0.0  # the monotonic time at which the last line was written
+    waiting: Observation | None = None  # the last fetch that is not recorded in the spool yet
+    waiting_times: int = 0
 
     def take_observation(self, now_s: float) -> Observation | None:
         """Return the fetches that are not recorded yet as one observation, and reset the count."""

@@ -61,11 +61,6 @@ from gitboot.jsonio import build_decoder
 _ALL: Final = "refs/gitboot/all/"
 # the last fetch from a network remote: a commit, a tag, or a branch that gitboot owns
 _FETCHED: Final = "refs/gitboot/fetched"
-# the name of a repository in the state directory during a fetch of the whole history
-_FULL_COPY: Final = "repository.whole"
-# the name of an empty repository in the state directory, for listing the refs of a remote
-EMPTY: Final = "repository.empty."
-_PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for this case: signature.c, commit.c
 
 
 class FetchedCommit(NamedTuple):
@@ -75,6 +70,13 @@ class FetchedCommit(NamedTuple):
     head: Head | None  # the remote's HEAD; None: gitboot did not read it, because the reference is a commit ID
     # the ID of the annotated tag; None: the reference is not an annotated tag, or the tag object has another name
     tag: str | None
+
+
+_PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for this case: signature.c, commit.c
+# the name of a repository in the state directory during a fetch of the whole history
+_FULL_COPY: Final = "repository.whole"
+# the name of an empty repository in the state directory, for listing the refs of a remote
+EMPTY: Final = "repository.empty."
 
 
 class Upstream:
@@ -250,10 +252,8 @@ class Upstream:
 
 
 CLONE: Final = "repository.git"  # in the state directory
-NEW: Final = "repository.new"  # the name of a new clone until the clone is complete and replaces the old clone
 BROKEN: Final = "repository.broken"  # the name of the old clone after a new clone has replaced it
 _PUSHED: Final = "refs/gitboot/made"  # the reference to the commit that gitboot pushes to its own branch
-MAX_PACKS: Final = 50  # the maximum number of packs: each fetch adds a pack, and each pack makes reads slower
 
 
 # fetch: fetch into the clone. anew: fetch into a new clone. restore: fetch into a new clone with the accepted commit.
@@ -395,6 +395,9 @@ def _hash_remote(remote: Remote) -> str:
     return hashlib.sha256("\n".join(map(str, place)).encode()).hexdigest()[:16]
 
 
+MAX_PACKS: Final = 50  # the maximum number of packs: each fetch adds a pack, and each pack makes reads slower
+
+
 def _fetch_into(clone: StoredRepository, remote: Remote, upstream: Upstream) -> tuple[Revision, Head | None]:
     latest, tag = build_latest_reference(remote), build_tag_reference(remote)
     with clone.open() as ours:
@@ -406,6 +409,9 @@ def _fetch_into(clone: StoredRepository, remote: Remote, upstream: Upstream) -> 
         set_reference(ours, latest, fetched.commit)
         merge_packs(ours, MAX_PACKS)
     return fetched.commit, fetched.head
+
+
+NEW: Final = "repository.new"  # the name of a new clone until the clone is complete and replaces the old clone
 
 
 def _create_clone(state: Path) -> StoredRepository:

@@ -7,6 +7,7 @@ import errno
 import hmac
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -437,21 +438,15 @@ def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
     Revoked keys do not appear among the trusted keys in the result.
     """
     names = (host.lower(), f"[{host.lower()}]:{port}") if port != _SSH_PORT else (host.lower(),)
-    trusted, revoked, authorities = set[str](), set[str](), set[str]()
+    found: defaultdict[str, set[str]] = defaultdict(set)  # the keys by marker; "" for keys without a marker
     for line in text.split("\n"):
         fields = line.split()
         if not fields or fields[0].startswith("#"):
             continue
-        marker = fields.pop(0) if fields[0].startswith("@") else None
-        if len(fields) < 3 or not any(_matches_host(fields[0], name) for name in names):
-            continue
-        key = f"{fields[1]} {fields[2]}"
-        if marker is None:
-            trusted.add(key)
-        elif marker == "@revoked":
-            revoked.add(key)
-        elif marker == "@cert-authority":
-            authorities.add(key)
+        marker = fields.pop(0) if fields[0].startswith("@") else ""
+        if len(fields) >= 3 and any(_matches_host(fields[0], name) for name in names):
+            found[marker].add(f"{fields[1]} {fields[2]}")
+    trusted, revoked, authorities = found[""], found["@revoked"], found["@cert-authority"]
     return HostKeys(tuple(sorted(trusted - revoked)), tuple(sorted(revoked)), tuple(sorted(authorities)))
 
 

@@ -38,16 +38,6 @@ pygit2.settings.owner_validation = False
 pygit2.settings.enable_fsync_gitdir(True)
 
 
-_T = TypeVar("_T")
-_RETRIES: Final = 2
-MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # the maximum size of a tree object, which gitboot reads into memory
-TREE: Final = b"40000"
-SYMLINK: Final = b"120000"
-SUBMODULE: Final = b"160000"
-Entry = tuple[bytes, bytes, bytes]  # the mode, the name and the ID of an entry in a tree
-_ENTRY: Final = re.compile(rb"([1-7][0-7]{4,5}) ([^\0]+)\0(.{20})", re.DOTALL)
-
-
 @contextmanager
 def convert_errors(subject: object, error_type: type[SourceError] = SourceError) -> Iterator[None]:
     """Convert errors from pygit2 and from the operating system to ``error_type`` in a `with` block.
@@ -179,6 +169,10 @@ def get_objects_directory(repository: pygit2.Repository) -> Path:
     return get_common_directory(repository) / "objects"
 
 
+_RETRIES: Final = 2
+_T = TypeVar("_T")
+
+
 class StoredRepository:
     """A repository at a path, with the type of error that is raised if the repository cannot be read."""
 
@@ -207,6 +201,11 @@ class StoredRepository:
 
 class MalformedTree(Exception):
     """The error for a Git tree that is malformed or too large."""
+
+
+MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # the maximum size of a tree object, which gitboot reads into memory
+Entry = tuple[bytes, bytes, bytes]  # the mode, the name and the ID of an entry in a tree
+_ENTRY: Final = re.compile(rb"([1-7][0-7]{4,5}) ([^\0]+)\0(.{20})", re.DOTALL)
 
 
 def parse_tree(objects: pygit2.Odb, tree: bytes) -> list[Entry]:
@@ -612,8 +611,6 @@ def report_steps_to(report: ReportStep) -> Iterator[None]:
 # libgit2 does not compute deltas for larger objects. It reads the limit from the configuration of the builder's
 # repository, under the name of another setting (pack-objects.c, packbuilder_config).
 _DELTA_LIMIT: Final = {"core.bigFileThreshold": "64k", "pack.deltaCacheSize": "64k"}
-_PIECE_BYTES: Final = 1 << 20
-_IDS_AT: Final = 8 + 4 * 256  # the position of the IDs in a pack index, after a header of 8 bytes and the fan-out table
 
 
 def copy_objects(theirs: pygit2.Repository, ours: pygit2.Repository, tip: pygit2.Oid) -> None:
@@ -656,6 +653,9 @@ def _create_pack_builder(ours: pygit2.Repository) -> pygit2.PackBuilder:
     return pygit2.PackBuilder(ours)
 
 
+_PIECE_BYTES: Final = 1 << 20
+
+
 def _copy_packs(theirs: pygit2.Repository, ours: pygit2.Repository) -> None:
     for index in _get_pack_directory(theirs).glob("pack-*.idx"):
         for file in (index.with_suffix(".pack"), index):
@@ -673,6 +673,12 @@ def check_objects(repository: pygit2.Repository, tip: pygit2.Oid) -> None:
         report_work()
         if not is_oversized(_read_blob_size(repository, oid)):
             repository.odb.read(oid)
+
+
+# the modes of entries in a tree
+TREE: Final = b"40000"
+SYMLINK: Final = b"120000"
+SUBMODULE: Final = b"160000"
 
 
 def list_reachable_objects(
@@ -745,6 +751,9 @@ def merge_packs(repository: pygit2.Repository, limit: int) -> None:
 
 def _get_pack_directory(repository: pygit2.Repository) -> Path:
     return get_git_directory(repository) / "objects" / "pack"
+
+
+_IDS_AT: Final = 8 + 4 * 256  # the position of the IDs in a pack index, after a header of 8 bytes and the fan-out table
 
 
 def _list_pack_objects(index: Path) -> Iterator[pygit2.Oid]:

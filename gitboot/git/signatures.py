@@ -92,26 +92,27 @@ class SignatureChecker:
             old = pygit2.Oid(hex=since) if since is not None else None
             line = list_first_parents_since(git, old, pygit2.Oid(hex=newest))
             # The first-parent history of a shallow clone may end before it reaches the accepted commit.
-            is_cut = line is not None and since not in (None, newest) and git.is_shallow
-            is_cut = is_cut and line is not None and not CommitReader(git).peel(line[0]).parents
+            is_cut = (
+                git.is_shallow
+                and line is not None
+                and since not in (None, newest)
+                and not CommitReader(git).peel(line[0]).parents
+            )
         if line is None:
             problem = Code.UNTRUSTED.build_problem(
                 f"commit {newest[:12]} is more than {MAX_STEPS} commits ahead of the accepted commit; start gitboot "
                 "once with `--verify head`"
             )
             return dict.fromkeys(revisions, problem)
-        failed = next(
-            ((at, fault) for at, each in enumerate(line) if (fault := self._find_fault(each)) is not None), None
-        )
-        if failed is None and is_cut:
+        for at, revision in enumerate(line):
+            if (fault := self._find_fault(revision)) is not None:
+                good = frozenset(line[:at])
+                return {each: None if each in good else fault for each in revisions}
+        if is_cut:
             raise UsageError(
                 f"this shallow clone does not contain the commits before {newest[:12]}; fetch more of its history"
             )
-        if failed is None:
-            return {}
-        at, fault = failed
-        good = frozenset(line[:at])
-        return {each: None if each in good else fault for each in revisions}
+        return {}
 
     def _find_fault(self, revision: Revision) -> Problem | None:
         found = self._find_commit_signer(revision)

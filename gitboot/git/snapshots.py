@@ -42,15 +42,6 @@ from gitboot.git.repository import (
 )
 from gitboot.problems import Code, Problem
 
-# These limits protect against nested repetition. Ten folders in each folder, ten levels deep, contain 10,000,000,000
-# files.
-MAX_FILES: Final = 1_500_000
-MAX_PATH: Final = 4096  # in characters
-MAX_NAMES: Final = 100  # the number of invalid names that gitboot reports for each folder
-# the characters that HFS+ ignores (Git: utf8.c, next_hfs_char)
-_IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
-
-
 _V = TypeVar("_V")
 _NOT_UTF8: Final = b"name"  # gitboot uses this value instead of a mode for a name that is not UTF-8
 _IRREGULAR: Final = {
@@ -127,6 +118,12 @@ def _walk_path(git: pygit2.Repository, revision: Revision, folder: str) -> Itera
         yield "/".join(parts[:depth]), found
 
 
+# These limits protect against nested repetition. Ten folders in each folder, ten levels deep, contain 10,000,000,000
+# files.
+MAX_FILES: Final = 1_500_000
+MAX_PATH: Final = 4096  # in characters
+
+
 def _list_differences(
     objects: pygit2.Odb, old: bytes | None, new: bytes | None
 ) -> Iterator[tuple[str, bytes | None, bytes]]:
@@ -176,6 +173,9 @@ def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Ent
         raise InvalidRepository([_build_problem(Code.MALFORMED, prefix, str(error))]) from error
 
 
+MAX_NAMES: Final = 100  # the number of invalid names that gitboot reports for each folder
+
+
 def _check_names(prefix: str, entries: Collection[Entry]) -> None:
     """Reject names that a checkout would ignore or change, because reviewers would see different files than gitboot."""
     problems = []
@@ -187,6 +187,10 @@ def _check_names(prefix: str, entries: Collection[Entry]) -> None:
             problems.append(_build_problem(Code.MALFORMED, shown, "Git does not allow a file or folder with this name"))
     if problems:
         raise InvalidRepository(problems[:MAX_NAMES])
+
+
+# the characters that HFS+ ignores (Git: utf8.c, next_hfs_char)
+_IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 
 
 def _is_forbidden(name: bytes) -> bool:

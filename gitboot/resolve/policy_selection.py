@@ -189,34 +189,30 @@ def choose_image(server: Server, profile: BootProfile, streams: Mapping[str, Ima
     candidates: list[tuple[NamedImage, str]] = []
     missed_images: list[RejectedCandidate] = []
     name, spec = server.metadata.name, server.spec
+
+    def add(image: str, document: Id, path: Path, why: str) -> None:
+        candidates.append((NamedImage(image, document, ("spec", *path)), why))
+
     if spec.pin is not None:
-        pinned = NamedImage(spec.pin.image, Id("Server", name), ("spec", "pin", "image"))
-        candidates.append((pinned, "the server's pin wins"))
+        add(spec.pin.image, Id("Server", name), ("pin", "image"), "the server's pin wins")
     if profile.spec.stream is not None:
         stream, key = streams[profile.spec.stream], Id("ImageStream", profile.spec.stream)
         for number, hold in enumerate(stream.spec.holds):
             if selects_server(hold.select, name, server.metadata.labels):
-                held = NamedImage(hold.image, key, ("spec", "holds", number, "image"))
-                candidates.append((held, "one of the stream's holds selects the server"))
-        rollout = stream.spec.rollout
-        if rollout is not None:
-            rolled_out = NamedImage(rollout.image, key, ("spec", "rollout", "image"))
+                add(hold.image, key, ("holds", number, "image"), "one of the stream's holds selects the server")
+        if (rollout := stream.spec.rollout) is not None:
+            missed = f"BootImage/{rollout.image}"
             if not selects_server(rollout.selector, name, server.metadata.labels):
-                missed_images.append(
-                    RejectedCandidate(
-                        f"BootImage/{rollout.image}", "R4", "the rollout's selector does not match the server"
-                    )
-                )
+                why = "the rollout's selector does not match the server"
+                missed_images.append(RejectedCandidate(missed, "R4", why))
             elif not is_in_rollout(key.name, server.uuid, rollout.percent):
                 why = f"the rollout is at {rollout.percent} % and has not reached the server"
-                missed_images.append(RejectedCandidate(f"BootImage/{rollout.image}", "R4", why))
+                missed_images.append(RejectedCandidate(missed, "R4", why))
             else:
-                candidates.append((rolled_out, "the stream's rollout has reached the server"))
-        current = NamedImage(stream.spec.current, key, ("spec", "current"))
-        candidates.append((current, "this is the stream's current image"))
+                add(rollout.image, key, ("rollout", "image"), "the stream's rollout has reached the server")
+        add(stream.spec.current, key, ("current",), "this is the stream's current image")
     if profile.spec.image is not None:
-        named = NamedImage(profile.spec.image, Id("BootProfile", profile.metadata.name), ("spec", "image"))
-        candidates.append((named, "the profile sets this field"))
+        add(profile.spec.image, Id("BootProfile", profile.metadata.name), ("image",), "the profile sets this field")
     (winner, why), *others = candidates
     rejected = tuple(
         RejectedCandidate(f"BootImage/{other.image}", "R4", f"{reason}, but {why}") for other, reason in others
