@@ -723,17 +723,3 @@ def _read_file_version(file: Path) -> _FileVersion:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
-
-
-# Response times of BMCs
-
-
-class ResponseSample(Struct, frozen=True, kw_only=True):
-    """One measurement of a BMC's response time, or a record that the BMC did not respond."""
-
-    # seconds from the last request to the beginning of its response; None: the BMC did not respond
-    latency_s: float | None = None
-    is_lost: bool = False  # the BMC did not respond to this task, but responded to the task before
-
-
-NO_SAMPLE: Final = ResponseSample()

@@ -391,6 +391,15 @@ def add_known_clock(observed: BmcObservation, record: OverrideRecord) -> ResetMa
     return observed.marks if observed.marks.bmc_time is not None else observed.marks.with_clock_from(record.marks)
 
 
+class _Goal(NamedTuple):
+    """A wanted override in the form that the BMC supports, and the reading and time for which gitboot decides."""
+
+    wanted: WantedOverride
+    override: Override  # the wanted override, adapted to the BMC
+    observed: BmcObservation
+    now: datetime
+
+
 def _apply_override(
     wanted: WantedOverride,
     record: OverrideRecord | None,
@@ -410,8 +419,9 @@ def _apply_override(
             message="the plan boots an ISO image over HTTP, but the BMC does not support HttpBootUri. A boot loader"
             " cannot start an ISO image instead",
         )
+    goal = _Goal(wanted, override, observed, now)
     if record is not None and record.state is OverrideState.OPENED:
-        return _set_override(wanted, record, override, observed, now)
+        return _set_override(goal, record)
     if record is not None and record.state is OverrideState.SET_BY_ANOTHER:
         uri = f" {record.override.http_boot_uri}" if record.override.http_boot_uri else ""
         return request_operator(
@@ -419,12 +429,10 @@ def _apply_override(
             " never set it. Another instance may have set it, and the machine may already have booted from it"
         )
     if record is None and _is_set_by_another(wanted, override, observed):
-        return ConfirmRecord(
-            record=_build_record(wanted, None, override, observed, now, state=OverrideState.SET_BY_ANOTHER)
-        )
+        return ConfirmRecord(record=_build_record(goal, None, OverrideState.SET_BY_ANOTHER))
     if record is None or wanted.should_set(record):
         # gitboot does not replace an override that another program or person set.
-        step = _set_override(wanted, record, override, observed, now)
+        step = _set_override(goal, record)
         is_free = current.enabled is OverrideEnabled.DISABLED or current.target == OverrideTarget.NONE
         if is_free or is_override_shown(override, observed) or not isinstance(step, SetOverride | InsertMedium):
             return step
@@ -443,21 +451,13 @@ def _apply_override(
             " booted from it, so gitboot does not set the override again"
         )
     if not is_override_shown(record.override, observed):
-        return _restore_override(wanted, record, override, observed, now, changing_marks)
+        return _restore_override(goal, record, changing_marks)
     if _is_foreign_override(record, observed):
         return ConfirmRecord(record=structs.replace(record, state=_infer_consumed_state(record, now)))
-    if (insert_step := _insert_media(wanted, record, override, observed, now)) is not None:
+    if (insert_step := _insert_media(goal, record)) is not None:
         return insert_step
     if record.override != override:
-        return _set_override(
-            wanted,
-            record,
-            override,
-            observed,
-            now,
-            corrections=_list_recent_corrections(record, now),
-            replaces=record.override,
-        )
+        return _set_override(goal, record, _list_recent_corrections(record, now), replaces=record.override)
     may_update_marks = observed.marks.settled and observed.marks.has_progressed_since(record.marks)
     if record.state is OverrideState.CONFIRMED and not may_update_marks:
         updated = structs.replace(record, clears_from=wanted.planned_end)
@@ -475,18 +475,12 @@ def _apply_override(
 MAX_CORRECTIONS = 3
 
 
-def _restore_override(
-    wanted: WantedOverride,
-    record: OverrideRecord,
-    override: Override,
-    observed: BmcObservation,
-    now: datetime,
-    changing_marks: frozenset[str],
-) -> Step:
+def _restore_override(goal: _Goal, record: OverrideRecord, changing_marks: frozenset[str]) -> Step:
     """Return the next step for a wanted override that the BMC no longer shows.
 
     gitboot sets the override again only if the machine cannot have consumed the override.
     """
+    _, _, observed, now = goal
     final_state, current = _infer_final_state(record, observed, now, changing_marks), observed.override
     if record.state is OverrideState.CLEARING:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
@@ -494,7 +488,7 @@ def _restore_override(
         return Wait(why=_explain_not_shown(record, observed))
     corrections = _list_recent_corrections(record, now)
     if _is_previous_override_shown(record, observed):
-        return _set_override(wanted, record, override, observed, now, corrections=corrections, replaces=record.replaces)
+        return _set_override(goal, record, corrections, replaces=record.replaces)
     if final_state is OverrideState.CLEARED and len(corrections) >= MAX_CORRECTIONS:
         return AskOperator(
             condition=OperatorCondition.CONTENDED,
@@ -502,7 +496,7 @@ def _restore_override(
             f" {current}",
         )
     if final_state is OverrideState.CLEARED:
-        return _set_override(wanted, record, override, observed, now, corrections=(*corrections, now))
+        return _set_override(goal, record, (*corrections, now))
     if record.state is OverrideState.CONFIRMED:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if _is_in_post(observed, now):
@@ -525,43 +519,35 @@ def _restore_override(
 
 
 def _set_override(
-    wanted: WantedOverride,
+    goal: _Goal,
     record: OverrideRecord | None,
-    override: Override,
-    observed: BmcObservation,
-    now: datetime,
     corrections: tuple[datetime, ...] = (),
     replaces: Override | None = None,
 ) -> Step:
+    """Return the step that sets the override or first inserts its media, or the reason to wait."""
+    wanted, _, observed, now = goal
     if wanted.valid_until is not None and now >= wanted.valid_until:
         return Wait(why="the plan has ended, and gitboot has not made the next plan yet")
     if _is_in_post(observed, now):
         return Wait(why="the machine is in POST")
     if wanted.only_while_off and observed.power != "Off":
         return Wait(why="the machine is on, but gitboot sets this boot override only while the machine is off")
-    if (step := _insert_media(wanted, record, override, observed, now)) is not None:
+    if (step := _insert_media(goal, record)) is not None:
         return step
-    new_record = _build_record(wanted, record, override, observed, now, state=OverrideState.RECORDED)
+    new_record = _build_record(goal, record, OverrideState.RECORDED)
     return SetOverride(record=structs.replace(new_record, corrections=corrections, replaces=replaces))
 
 
-def _build_record(
-    wanted: WantedOverride,
-    before: OverrideRecord | None,
-    override: Override,
-    observed: BmcObservation,
-    now: datetime,
-    *,
-    state: OverrideState,
-) -> OverrideRecord:
+def _build_record(goal: _Goal, before: OverrideRecord | None, state: OverrideState) -> OverrideRecord:
+    wanted = goal.wanted
     return OverrideRecord(
         reason=wanted.reason,
         plan_digest=wanted.plan_digest,
-        override=override,
-        marks=observed.marks,
+        override=goal.override,
+        marks=goal.observed.marks,
         state=state,
-        at=now,
-        shown=observed.identity,
+        at=goal.now,
+        shown=goal.observed.identity,
         writes_disk=wanted.writes_disk,
         medium=before.medium if before is not None else None,
         data_medium=before.data_medium if before is not None else None,
@@ -583,15 +569,14 @@ def _is_set_by_another(wanted: WantedOverride, override: Override, observed: Bmc
     return is_override_shown(override, observed) or shows_uri
 
 
-def _insert_media(
-    wanted: WantedOverride, record: OverrideRecord | None, override: Override, observed: BmcObservation, now: datetime
-) -> Step | None:
+def _insert_media(goal: _Goal, record: OverrideRecord | None) -> Step | None:
     """Return the step that inserts the next medium of an override, or None if the BMC already shows all its media.
 
     gitboot inserts the media before it sets the override, because a machine without the medium would boot from the next
     device in the firmware's boot order. gitboot inserts the boot medium last, and only if there are slots for both
     media, so that an installer never starts without its user data.
     """
+    _, override, observed, now = goal
     url = next((each for each in override.media if not _is_inserted(each, record, observed)), None)
     if url is None or override.medium is None:
         return None
@@ -603,7 +588,7 @@ def _insert_media(
     new_medium = Medium(url=url, state=MediumState.INSERTED, at=now)
     change = {"data_medium" if url == override.data_medium else "medium": new_medium}
     if record is None or not (record.state.is_open or record.state is OverrideState.OPENED):
-        record = _build_record(wanted, record, override, observed, now, state=OverrideState.INSERTED)
+        record = _build_record(goal, record, OverrideState.INSERTED)
     return InsertMedium(record=structs.replace(record, **change), slot=slots[url], url=url)
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.credentials import NO_SAMPLE, CredentialDirectory, ResponseSample, TrustedCredentials
+from gitboot.bmc.credentials import CredentialDirectory, TrustedCredentials
 from gitboot.bmc.identity import PinnedIdentity, find_pinned_identity
 from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskOutcome, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
@@ -30,6 +30,7 @@ from gitboot.model.scalars import SystemUuid
 
 if TYPE_CHECKING:
     from gitboot.bmc.override_session import Driver
+    from gitboot.bmc.redfish.transport import ResponseSample
 
 _logger = logging.getLogger(__name__)
 
@@ -225,11 +226,11 @@ class BmcPool:
         """
         return self._credentials.fingerprint(bmc.credentials)
 
-    def _run_bmc_task(self, task: BmcTask) -> tuple[TaskResult, ResponseSample]:
+    def _run_bmc_task(self, task: BmcTask) -> tuple[TaskResult, ResponseSample | None]:
         began_s = time.monotonic()
         # gitboot reads the fingerprint before the attempt, so that a change of the credentials during the attempt has
         # an effect.
-        credentials, sample = self.fingerprint(task.bmc), NO_SAMPLE
+        credentials, sample = self.fingerprint(task.bmc), None
         build_failure = partial(
             TaskResult, server=task.server, uuid=task.uuid, outcome=TaskOutcome.STALLED, is_reachable=False
         )
@@ -269,7 +270,7 @@ class Task(NamedTuple, Generic[Key, Value]):
 
     key: Key
     site: str | None  # None: the site is unknown, so only the limit for all sites applies
-    work: Callable[[], tuple[Value, ResponseSample]]
+    work: Callable[[], tuple[Value, ResponseSample | None]]  # None: gitboot did not send a request to the BMC
 
 
 def call_later(seconds: float, callback: Callable[[], None]) -> None:
@@ -386,7 +387,7 @@ class TaskRunner(Generic[Key, Value]):
             self._threads.submit(self._run_task, task)
 
     def _run_task(self, task: Task[Key, Value]) -> None:
-        sample, error = NO_SAMPLE, None
+        sample, error = None, None
         try:
             value, sample = task.work()
         except BaseException as raised:  # noqa: BLE001 - take_results raises it
@@ -446,8 +447,8 @@ class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
     def start(cls, maximum: int) -> ConcurrencyLimit:
         return cls(maximum=maximum, limit=min(INITIAL_LIMIT, maximum))
 
-    def update(self, sample: ResponseSample) -> ConcurrencyLimit:
-        if sample.latency_s is None and not sample.is_lost:
+    def update(self, sample: ResponseSample | None) -> ConcurrencyLimit:
+        if sample is None or (sample.latency_s is None and not sample.is_lost):
             return self
         latencies_s = self.latencies_s if sample.latency_s is None else (*self.latencies_s, sample.latency_s)
         lost = self.lost_count + sample.is_lost

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.credentials import NO_SAMPLE, ResponseSample
+from gitboot.bmc.redfish.transport import ResponseSample
 from gitboot.bmc.worker_pool import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit, Task, TaskRunner
 
 PATIENCE_S = 300
@@ -43,10 +43,10 @@ class HeldTasks:
             self.timers.append(what)
             self._changed.notify_all()
 
-    def task(self, key: str, site: str | None = None, sign: ResponseSample = NO_SAMPLE) -> Task[str, str]:
+    def task(self, key: str, site: str | None = None, sign: ResponseSample | None = None) -> Task[str, str]:
         gate = self._gates.setdefault(key, threading.Event())
 
-        def work() -> tuple[str, ResponseSample]:
+        def work() -> tuple[str, ResponseSample | None]:
             with self._changed:
                 self.begun.append(key)
                 self._changed.notify_all()
@@ -55,7 +55,7 @@ class HeldTasks:
 
         return Task(key, site, work)
 
-    def add(self, *keys: str, site: str | None = None, sign: ResponseSample = NO_SAMPLE) -> frozenset[str]:
+    def add(self, *keys: str, site: str | None = None, sign: ResponseSample | None = None) -> frozenset[str]:
         return self.crew.add([self.task(key, site, sign) for key in keys])
 
     def wait_until(self, what: Callable[[], bool]) -> None:
@@ -203,7 +203,7 @@ def test_an_exception_of_a_task_is_raised_to_the_taker_of_its_result(held_tasks:
 LOST = ResponseSample(is_lost=True)
 
 
-def apply_samples(pace: ConcurrencyLimit, signs: Iterable[ResponseSample]) -> ConcurrencyLimit:
+def apply_samples(pace: ConcurrencyLimit, signs: Iterable[ResponseSample | None]) -> ConcurrencyLimit:
     for sign in signs:
         pace = pace.update(sign)
     return pace
@@ -271,7 +271,7 @@ def test_lost_responses_halve_the_limit_if_the_bmcs_responded_before() -> None:
 
 
 def test_bmcs_that_never_responded_do_not_change_the_limit() -> None:
-    assert apply_samples(ConcurrencyLimit.start(1000), [NO_SAMPLE] * 500) == ConcurrencyLimit.start(1000)
+    assert apply_samples(ConcurrencyLimit.start(1000), [None, ResponseSample()] * 250) == ConcurrencyLimit.start(1000)
 
 
 def test_the_limit_never_falls_below_the_minimum() -> None:

@@ -22,7 +22,6 @@ from requests.exceptions import RequestException, TooManyRedirects
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.response import HTTPResponse as Urllib3Response
 
-from gitboot.bmc.credentials import ResponseSample
 from gitboot.bmc.redfish.login import SESSIONS_PATH
 from gitboot.errors import BmcNotTrusted, BmcRejected, BmcUnreachable
 from gitboot.http_client import (
@@ -35,6 +34,14 @@ from gitboot.http_client import (
     resolve_host,
 )
 from gitboot.text import redact_url
+
+
+class ResponseSample(Struct, frozen=True, kw_only=True):
+    """One measurement of a BMC's response time, or a record that the BMC did not respond."""
+
+    # seconds from the last request to the beginning of its response; None: the BMC did not respond
+    latency_s: float | None = None
+    is_lost: bool = False  # the BMC did not respond to this task, but responded to the task before
 
 
 class RequestAborted(RequestException):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.credentials import NO_SAMPLE, ResponseSample, get_credential_use
+from gitboot.bmc.credentials import get_credential_use
 from gitboot.bmc.identity import SharedIdentityValues, find_pinned_identity
 from gitboot.bmc.override_session import BmcTask, describe_request, observe_bmc
 from gitboot.bmc.override_state import (
@@ -70,6 +70,7 @@ from gitboot.text import quote_words
 
 if TYPE_CHECKING:
     from gitboot.bmc.override_session import Driver
+    from gitboot.bmc.redfish.transport import ResponseSample
 
 
 Value = TypeVar("Value")
@@ -396,8 +397,8 @@ def _run_manual_tasks(
     the result for a BMC that failed.
     """
 
-    def run_task(task: ManualTask) -> tuple[Value, ResponseSample]:
-        sample = NO_SAMPLE
+    def run_task(task: ManualTask) -> tuple[Value, ResponseSample | None]:
+        sample = None
         try:
             bmc = connections.connect(
                 task.uuid, task.server, task.bmc, is_in_ledger=task.bmc_is_in_ledger, pinned=task.pinned
