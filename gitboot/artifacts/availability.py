@@ -420,11 +420,8 @@ class ThreadedArtifactWatch:
         """
         self._build_fetcher, self._results, self._every_s, self._wake = build_fetcher, results, every_s, wake
         self._verify = verify
-        self._previous = dict(before)
-        self._current = dict(self._previous)
-        self._sightings: Mapping[BootFile, Sighting] = dict(
-            self._current
-        )  # the object that `get_sightings` returned last
+        self._previous, self._current = dict(before), dict(before)
+        self._sightings: Mapping[BootFile, Sighting] = dict(before)  # the object that `get_sightings` returned last
         self._results_changed = False  # whether the results have changed since the last call to `get_sightings`
         self._wanted: frozenset[BootFile] = frozenset()
         self._bases: tuple[str, ...] = ()

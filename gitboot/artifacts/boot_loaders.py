@@ -324,10 +324,8 @@ def _build_loader(loader: BuiltLoader, base_url: str, systems: Sequence[Path]) -
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")
         # gitboot does not use grub-mkstandalone, because its images contain the current time and each module twice.
-        configuration, entry = (
-            render_embedded_grub_configuration(base_url).encode(),
-            tarfile.TarInfo("boot/grub/grub.cfg"),
-        )
+        configuration = render_embedded_grub_configuration(base_url).encode()
+        entry = tarfile.TarInfo("boot/grub/grub.cfg")
         entry.size = len(configuration)
         with tarfile.open(memory_disk, mode="w", format=tarfile.USTAR_FORMAT) as tar:
             tar.addfile(entry, BytesIO(configuration))

@@ -270,9 +270,7 @@ def _build_blob_head(answer: AnswerStream, url: str) -> ArtifactHead:
 
 
 _DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
-_PART_SUFFIX: Final = (
-    ".part"  # the suffix of incomplete downloads. They are hidden files, so endpoints do not serve them
-)
+_PART_SUFFIX: Final = ".part"  # of incomplete downloads, which are hidden files, so endpoints do not serve them
 # The suffix of markers, whose mtime is the time of the first run that did not need the copy. A marker is a folder,
 # because mirrors copy and report only files.
 _UNNEEDED_SUFFIX: Final = ".unneeded"

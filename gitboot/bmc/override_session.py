@@ -72,11 +72,8 @@ if TYPE_CHECKING:
     Driver = BmcConnection | IpmiConnection
 
 
-_MAX_STEPS: Final = (
-    # The steps are clear, eject, insert and set, each with a confirmation, and some more if the BMC changes at the same
-    # time.
-    16
-)
+# The steps are clear, eject, insert and set, each with a confirmation, and some more if the BMC changes meanwhile.
+_MAX_STEPS: Final = 16
 _MAX_POWER_STEPS: Final = 4  # gitboot confirms the last request, reads the allowed reset types, and sends the request
 
 

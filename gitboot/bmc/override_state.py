@@ -365,10 +365,8 @@ class BmcObservation(Struct, frozen=True, kw_only=True):
     secure_boot_path: str | None = None  # the path of the SecureBoot resource
     secure_boot: bool | None = None  # the state from the next boot on; None: not read, or not reported
     bios_path: str | None = None  # the path of the firmware settings
-    has_uri_setting: bool = (
-        # Whether the firmware has a setting for the URI of HTTP boot (`gitboot.bmc.redfish.quirks.FirmwareUri`).
-        False
-    )
+    # whether the firmware has a setting for the URI of HTTP boot (`gitboot.bmc.redfish.quirks.FirmwareUri`)
+    has_uri_setting: bool = False
     firmware_uri: str | None = None  # the value of this setting, "" if it is empty; None: not read, or not reported
 
 

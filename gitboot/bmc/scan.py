@@ -363,16 +363,12 @@ def _list_discrepancies(
             and machine.bmc.normalized_address in other_server.places
         )
         if owner is not None and is_swapped:
-            kind, message = (
-                DiscrepancyKind.SWAPPED,
-                f"this server responds at the address of {owner.name}, and {owner.name} responds at {document_address}",
-            )
+            kind, place = DiscrepancyKind.SWAPPED, f"the address of {owner.name}"
+            message = f"this server responds at {place}, and {owner.name} responds at {document_address}"
         else:
+            kind = DiscrepancyKind.MOVED
             suffix = f"; this server responds at the address of {owner.name}" if owner is not None else ""
-            kind, message = (
-                DiscrepancyKind.MOVED,
-                f"the BMC address in the Server document is {document_address or 'missing'}{suffix}",
-            )
+            message = f"the BMC address in the Server document is {document_address or 'missing'}{suffix}"
         yield Discrepancy(kind=kind, server=machine.name, address=server.address, message=message)
     shown = {nic.mac for nic in server.nics}
     if shown and (missing_macs := [mac.replace("-", ":") for mac in machine.macs if mac not in shown]):

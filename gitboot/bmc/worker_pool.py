@@ -251,13 +251,13 @@ class BmcPool:
             # Everybody who can read the page sees the condition, and the message of an unknown error may be secret.
             name = type(error).__name__
             result = build_failure(message=f"{name}: report the bug with the traceback from the log of gitboot run")
-        is_power_allowed, took_s = (
-            task.wanted_power is not None and task.wanted_power.may_start_now,
-            time.monotonic() - began_s,
+        result = replace(
+            result,
+            credentials_fingerprint=credentials,
+            was_power_allowed=task.wanted_power is not None and task.wanted_power.may_start_now,
+            took_s=time.monotonic() - began_s,
         )
-        return replace(
-            result, credentials_fingerprint=credentials, was_power_allowed=is_power_allowed, took_s=took_s
-        ), sample
+        return result, sample
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -298,12 +298,8 @@ class TaskRunner(Generic[Key, Value]):
         on_results: Callable[[], None] = lambda: None,
         call_after: Later = call_later,
     ) -> None:
-        self._max_parallel, self._max_per_site, self._on_results, self._later = (
-            max_parallel,
-            max_per_site,
-            on_results,
-            call_after,
-        )
+        self._max_parallel, self._max_per_site = max_parallel, max_per_site
+        self._on_results, self._later = on_results, call_after
         self._threads = ThreadPoolExecutor(max_parallel, thread_name_prefix="bmc")
         self._changed = threading.Condition()  # guards the fields below
         self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # waiting tasks by site
@@ -424,9 +420,8 @@ _LIMIT_STEP: Final = 8  # the growth of the limit in each round after the limit 
 _SLOW_FACTOR: Final = 2
 _LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that respond immediately
 _MAX_LOST_SHARE: Final = 0.1  # the share of the previously responsive BMCs that may fail to respond
-_BEST_LATENCY_GROWTH: Final = (
-    1.1  # the best latency grows by this factor in each round, because a network may become slower permanently
-)
+# the best latency grows by this factor in each round, because a network may become slower permanently
+_BEST_LATENCY_GROWTH: Final = 1.1
 
 
 class ConcurrencyLimit(Struct, frozen=True, kw_only=True):

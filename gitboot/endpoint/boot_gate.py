@@ -78,11 +78,8 @@ class FetchFilter:
         if is_gitboot_check(agent, query):
             return "the request is one of gitboot's own checks"
         if self._terms != (terms := self._tree.terms):
-            self._terms, self._is_monitor, self._is_boot_client = (
-                terms,
-                build_network_matcher(terms.monitors),
-                build_network_matcher(terms.clients),
-            )
+            self._terms, self._is_monitor = terms, build_network_matcher(terms.monitors)
+            self._is_boot_client = build_network_matcher(terms.clients)
         if self._is_monitor(client):
             return f"{client} is in provisioning.monitors"
         if self._terms.clients and not self._is_boot_client(client):
@@ -266,13 +263,8 @@ class BootGate:
         denials: DenialLog,
         keys: AgeKeys | None = None,
     ) -> None:
-        self._tree, self._recorder, self._find_missing_file, self._denials, self._keys = (
-            tree,
-            recorder,
-            find_missing_file,
-            denials,
-            keys,
-        )
+        self._tree, self._recorder, self._keys = tree, recorder, keys
+        self._find_missing_file, self._denials = find_missing_file, denials
         self._fetch_filter = FetchFilter(tree)
 
     async def find_denial(self, guarded_path: GuardedPath, request: ClientRequest) -> GateDenial | None:
@@ -396,13 +388,10 @@ class BootGate:
             is_recorded = request.is_head or await self.record_fetch(
                 guarded_path, request, may_be_evidence=may_be_evidence
             )
-            if not is_from_own_system:
-                self.store_outcome(
-                    request, None
-                )  # the outcome stays unknown, because the client may not be the machine
-            return (
-                None if is_recorded or self.find_reason_to_ignore(guarded_path, request) is not None else _NOT_RECORDED
-            )
+            if not is_from_own_system:  # the outcome stays unknown, because the client may not be the machine
+                self.store_outcome(request, None)
+            may_serve = is_recorded or self.find_reason_to_ignore(guarded_path, request) is not None
+            return None if may_serve else _NOT_RECORDED
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
         if served is not None and not served.may_serve_again(request.at, self._tree.clock.up):
@@ -444,9 +433,7 @@ class BootGate:
             return False
         is_counted = guarded_path.role is not Role.DATA or self.find_reason_to_ignore(guarded_path, request) is None
         is_evidence = is_counted and may_be_evidence
-        has_outcome = (
-            is_evidence and guarded_path.role is not Role.REPORT
-        )  # a report is evidence regardless of the response
+        has_outcome = is_evidence and guarded_path.role is not Role.REPORT  # a report counts whatever the response is
         offer = guarded_path.disk_write.offer if guarded_path.disk_write is not None else None
         observation = Observation(
             server=guarded_path.server,

@@ -102,9 +102,8 @@ class BootResponse(Struct, frozen=True, kw_only=True):
     etag: bytes | None = None
     not_modified: Reply | None = None  # the response for a client that already has the content
     allows_ranges: bool = False  # whether a client may request a part of the file, because BMCs read a disc in parts
-    guarded_path: GuardedPath | None = (
-        None  # None: all clients may fetch the path, and the endpoint does not record fetches
-    )
+    # None: all clients may fetch the path, and the endpoint does not record fetches
+    guarded_path: GuardedPath | None = None
     fallback: bytes | None = None  # the response if gitboot withholds the boot; None: 404
     hop: bytes | None = None  # a script that sends the client to the endpoint that serves the boot
     content_type: str = ContentType.TEXT
@@ -217,10 +216,8 @@ class BootResponses:
         etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded_path is None else None
         reply = build_file_reply(content, version.content_type, UNCACHED, etag)
         fallback = writes.fallback if writes is not None else None
-        is_boot_script, local_disk = (
-            version.role in (Role.BOOT_SCRIPT, Role.OFFER),
-            located.state.plan["decision"].get("localDisk"),
-        )
+        is_boot_script = version.role in (Role.BOOT_SCRIPT, Role.OFFER)
+        local_disk = located.state.plan["decision"].get("localDisk")
         return BootResponse(
             request_kind=RequestKind.ENTRY if guarded_path is not None else RequestKind.FILE,
             reply=NO_CONTENT if version.role is Role.REPORT else allow_ranges(reply) if delivery.has_ranges else reply,

@@ -24,12 +24,9 @@ from gitboot.endpoint.access_control import FORWARDED_HEADERS, OperatorAccess
 from gitboot.fetchlog.log_entries import get_client_network
 from gitboot.render import paths
 
-CLIENT_GONE: Final = (
-    "gitboot.gone"  # ASGI extension: a function that returns whether the client has closed the connection
-)
-CLIENT_RECEIVED: Final = (
-    "gitboot.received"  # ASGI extension: a function that returns whether the client has received all data
-)
+# ASGI extensions: functions that return whether the client has closed the connection, or has received all data
+CLIENT_GONE: Final = "gitboot.gone"
+CLIENT_RECEIVED: Final = "gitboot.received"
 CLIENT_TIMEOUT_S: Final = 60  # in seconds: how long a client may take to accept more data
 HEAD_TIMEOUT_S: Final = 10  # in seconds: how long a client may take to send the head of a request
 
@@ -160,9 +157,8 @@ class _TitleCaseTransport:
         # The client has closed the connection. uvloop would raise an error here, and uvicorn would log this error.
         if self._transport.is_closing():
             return
-        if (
-            self._awaits_head and self._cycle.response_started
-        ):  # uvicorn writes the head in one call, possibly after a 100 response
+        # uvicorn writes the head in one call, possibly after a 100 response
+        if self._awaits_head and self._cycle.response_started:
             self._awaits_head = False
             data = _HEADER_NAME.sub(lambda name: name[0].title(), data)
             if self._cycle.more_body and self._cycle.keep_alive:
@@ -497,9 +493,7 @@ def _build_comment_reply(status: int, *headers: Header) -> Reply:
 # A 204 must not have a Content-Length (RFC 9110, 8.6).
 NO_CONTENT: Final = Reply(204, [(b"cache-control", UNCACHED)])
 NOT_FOUND: Final = _build_comment_reply(404)
-UNAUTHORIZED: Final = _build_empty_reply(
-    401, (b"www-authenticate", b"Bearer")
-)  # the response to a request with an invalid token
+UNAUTHORIZED: Final = _build_empty_reply(401, (b"www-authenticate", b"Bearer"))  # for an invalid token
 METHOD_NOT_ALLOWED: Final = _build_empty_reply(405, (b"allow", b"GET, HEAD"))
 FORBIDDEN: Final = _build_empty_reply(403)
 # These responses close the connection, because gitboot does not read the rest of the request body.

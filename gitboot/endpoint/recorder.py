@@ -218,12 +218,8 @@ class SharedRecorder:
     """Records the fetches of one-time boots in the shared fetch log, and all other fetches in this host's spool."""
 
     def __init__(self, spool_recorder: SpoolRecorder, fetch_log: SharedFetchLog, deadline_s: float) -> None:
-        self._spool_recorder, self._fetch_log, self._deadline_s, self.intents = (
-            spool_recorder,
-            fetch_log,
-            deadline_s,
-            spool_recorder.intents,
-        )
+        self._spool_recorder, self._fetch_log, self._deadline_s = spool_recorder, fetch_log, deadline_s
+        self.intents = spool_recorder.intents
 
     @property
     def serving_identity(self) -> str | None:

@@ -207,12 +207,8 @@ class TlsSocket:
         limits: ConnectionLimits,
         on_failure: Callable[[OSError], None],
     ) -> None:
-        self._listening_socket, self._context, self._limits, self._on_failure = (
-            listening_socket,
-            context,
-            limits,
-            on_failure,
-        )
+        self._listening_socket, self._context = listening_socket, context
+        self._limits, self._on_failure = limits, on_failure
 
     async def accept_clients(self, make_connection: Callable[[], Connection], connections: MutableSet[Any]) -> None:
         """Accept clients until the asyncio task is cancelled.

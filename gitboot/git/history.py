@@ -443,10 +443,8 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         if repository is None:
             raise UsageError(f"{path} is not in a Git repository, so there are no commits to compare with")
         in_worktree, folder = find_folder_in(repository, root), get_fleet_folder(repository, root)
-        old, new = (
-            _resolve_commit(repository, base, path),
-            _resolve_commit(repository, "HEAD" if head == WORKTREE else head, path),
-        )
+        old = _resolve_commit(repository, base, path)
+        new = _resolve_commit(repository, "HEAD" if head == WORKTREE else head, path)
         if not root.is_dir() and all(find_tree(repository, Revision(str(each)), folder) is None for each in (old, new)):
             raise UsageError(f"{path} is not a directory, and neither commit contains the folder {folder}")
         if head != WORKTREE:  # BASE may contain a symlink that HEAD replaces with a folder

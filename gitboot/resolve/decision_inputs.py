@@ -205,9 +205,8 @@ OUTPUTS_WITHOUT_HTTPS: Final = (
     ("GRUB", frozenset({Output.GRUB, Output.UUID})),
     ("PXELINUX", frozenset({Output.PXELINUX})),
 )
-LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(
-    *(outputs for _, outputs in OUTPUTS_WITHOUT_HTTPS)
-)  # the outputs that are boot scripts
+# the outputs that are boot scripts
+LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(*(outputs for _, outputs in OUTPUTS_WITHOUT_HTTPS))
 
 
 def parse_approvals(content: bytes, maintenance: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

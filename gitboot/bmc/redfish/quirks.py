@@ -71,10 +71,8 @@ class Quirks(Struct, frozen=True, kw_only=True):
     continuous_http: bool = True
     cd_target: OverrideTarget = OverrideTarget.CD
     firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots from this URI instead of using DHCP
-    reset_time: tuple[str, ...] = (
-        "LastResetTime",
-    )  # the path of the system's property with the time of its last reset; (): there is no such property
-
+    # the path of the system's property with the time of its last reset; (): there is no such property
+    reset_time: tuple[str, ...] = ("LastResetTime",)
     # The beginnings of the names of the drives that take an image from the network; (): all drives.
     network_drives: tuple[str, ...] = ()
     # Whether the BMC still shows an ejected image in virtual media, with ConnectedVia NotConnected.
