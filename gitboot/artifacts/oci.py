@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from hashlib import sha256
@@ -99,17 +99,15 @@ class Registries:
             found += page
         raise RegistryRefused(f"{reference} has more than {_MOST_TAG_PAGES * _TAGS_PER_PAGE:,} tags")
 
-    @contextmanager
     def blob(
         self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
-    ) -> Iterator[AnswerStream]:
-        """Request a blob, and yield the response. The caller must verify the digest of the content.
+    ) -> AbstractContextManager[AnswerStream]:
+        """Request a blob, and return a context manager with the response. The caller must verify the digest.
 
         If the request has a Range header, the status of the response may be 206 or 416. Raises the same errors as
         `manifest`.
         """
-        with self._open(reference, f"blobs/{reference.version}", headers or {}, method) as answer:
-            yield answer
+        return self._open(reference, f"blobs/{reference.version}", headers or {}, method)
 
     @contextmanager
     def _open(

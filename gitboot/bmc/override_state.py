@@ -181,7 +181,7 @@ class Override(Struct, frozen=True, kw_only=True):
 _CLOCK_STEP = timedelta(minutes=2)  # a larger difference than clock drift and slow requests can explain
 
 # The values of ComputerSystem BootProgress.LastState in the order of one boot, DSP0268.
-_PROGRESS: Final = (
+BOOT_PROGRESS: Final = (
     "PrimaryProcessorInitializationStarted",
     "BusInitializationStarted",
     "MemoryInitializationStarted",
@@ -259,9 +259,9 @@ class ResetMarks(Struct, frozen=True, kw_only=True):
 
         Both readings may then belong to the same boot.
         """
-        if self.boot_progress not in _PROGRESS or old_marks.boot_progress not in _PROGRESS:
+        if self.boot_progress not in BOOT_PROGRESS or old_marks.boot_progress not in BOOT_PROGRESS:
             return False
-        return _PROGRESS.index(self.boot_progress) > _PROGRESS.index(old_marks.boot_progress)
+        return BOOT_PROGRESS.index(self.boot_progress) > BOOT_PROGRESS.index(old_marks.boot_progress)
 
     def has_passed_post_since(self, old_marks: ResetMarks) -> bool:
         """Return whether the BMC reports that the machine has finished POST since ``old_marks`` was read."""

@@ -30,7 +30,7 @@ from gitboot.endpoint.access_control import (
     find_untrusted_proxy,
 )
 from gitboot.endpoint.age_encryption import AgeKeys
-from gitboot.endpoint.api import PAGE_PATH, PAGE_REDIRECTS, WEBHOOK_PATH, Api, build_page_routes
+from gitboot.endpoint.api import PAGE_PATH, PAGE_REDIRECTS, WEBHOOK_PATH, Api, Webhooks, build_page_routes
 from gitboot.endpoint.boot_gate import (
     BootGate,
     ClientRequest,
@@ -104,7 +104,6 @@ from gitboot.resolve.provisioning_record import StopScope
 from gitboot.status.conditions import STATUS_CURRENT
 
 if TYPE_CHECKING:
-    from gitboot.endpoint.api import Webhooks
     from gitboot.endpoint.tls import Certificate, HandshakeFailure
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from gitboot.background_threads import BackgroundThread
@@ -521,9 +520,7 @@ class Forwarder:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._thread.join(timeout_s=_END_TIMEOUT_S)
 

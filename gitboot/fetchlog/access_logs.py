@@ -14,7 +14,6 @@ from io import BufferedReader, FileIO
 from ipaddress import ip_address
 from pathlib import Path
 from stat import S_ISREG
-from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 from urllib.parse import unquote
 
@@ -441,9 +440,7 @@ class LogFile:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def read_lines(self) -> Generator[bytes, None, None]:

@@ -127,14 +127,14 @@ class SignatureChecker:
         if tag is None:
             return None
         return self._cache_verdict(
-            f"tag {revision}", lambda: _find_object_signer(tag, parse_tag_signature, self._keys, is_merge=False)
+            f"tag {revision}", lambda: self._keys.find_signer(parse_tag_signature(tag), is_merge=False)
         )
 
     def _find_commit_signer(self, revision: Revision) -> Signer | UntrustedSignature:
         def judge() -> Signer:
             with self._repository.open() as git:
                 commit = CommitReader(git).peel(revision)
-            return _find_object_signer(commit.raw, parse_commit_signature, self._keys, is_merge=len(commit.parents) > 1)
+            return self._keys.find_signer(parse_commit_signature(commit.raw), is_merge=len(commit.parents) > 1)
 
         return self._cache_verdict(revision, judge)
 
@@ -154,18 +154,6 @@ class SignatureChecker:
             return self._keys.fingerprint()
         except UsageError as error:  # the keys were valid at the start, so a person is probably changing the files now
             raise SourceError(str(error)) from error
-
-
-def _find_object_signer(
-    raw: bytes, read: Callable[[bytes], SignedContent | None], keys: SignatureKeys, *, is_merge: bool
-) -> Signer:
-    try:
-        signed = read(raw)
-    except AmbiguousSignature as error:
-        raise UntrustedSignature(f"signed in a way that gitboot does not support: {error}") from None
-    if signed is None:
-        raise UntrustedSignature("not signed")
-    return keys.find_signer(signed, is_merge=is_merge)
 
 
 def parse_untrusted_commit(problem: Problem) -> str | None:
@@ -331,27 +319,36 @@ class SignedContent(NamedTuple):
     signature: bytes
 
 
-class AmbiguousSignature(Exception):
-    """The error for a signature that different programs could interpret differently."""
+def parse_commit_signature(raw: bytes) -> SignedContent:
+    """Split a signed commit into its content and its signature.
 
-
-def parse_commit_signature(raw: bytes) -> SignedContent | None:
-    """Split a signed commit into its content and its signature, or return None if the commit is not signed."""
+    Raises `UntrustedSignature` if the commit is not signed, or if programs could interpret its signatures differently.
+    """
     payload, signatures = split_signatures(raw)
+    if not signatures:
+        raise UntrustedSignature("not signed")
+    unsupported = "signed in a way that gitboot does not support"
     if any(each.startswith(b"gpgsig-") for each in signatures):
-        raise AmbiguousSignature("the object has a signature for a repository with a different hash algorithm")
+        raise UntrustedSignature(
+            f"{unsupported}: the object has a signature for a repository with a different hash algorithm"
+        )
     if len(signatures) > 1:
-        raise AmbiguousSignature("the object has more than one signature")
-    return SignedContent(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n")) if signatures else None
+        raise UntrustedSignature(f"{unsupported}: the object has more than one signature")
+    return SignedContent(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n"))
 
 
 _BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$", re.MULTILINE)
 
 
-def parse_tag_signature(raw: bytes) -> SignedContent | None:
-    """Split a signed annotated tag into its content and its signature, or return None if the tag is not signed."""
+def parse_tag_signature(raw: bytes) -> SignedContent:
+    """Split a signed annotated tag into its content and its signature.
+
+    Raises `UntrustedSignature` if the tag is not signed.
+    """
     *_, start = (0, *(found.start() for found in _BEGIN.finditer(raw)))
-    return SignedContent(raw[:start], raw[start:]) if start else None
+    if not start:
+        raise UntrustedSignature("not signed")
+    return SignedContent(raw[:start], raw[start:])
 
 
 class UntrustedSignature(Exception):

@@ -70,7 +70,7 @@ def explain(
     view = FleetView(repository)
     explainer = _Explainer(view, repository, decision, plan, record)
     active = [each for each in drop_ended_windows(decision, latest_clock).maintenances if each.is_active(at)]
-    reasons = [_locate_reason(repository, each) for each in explainer.reasons(active)]
+    reasons = [_locate_reason(repository, each) for each in explainer.list_reasons(active)]
     explained_fields = {name for each in reasons for name in (each.field, _base_name(each.field))}
     inputs = view.server_inputs(repository.servers[decision.server])
     others = [
@@ -122,12 +122,12 @@ class _Explainer:
         self._id = Id("Server", decision.server)
         self.lost: list[RejectedCandidate] = []
 
-    def reasons(self, active: Sequence[MaintenanceDecision]) -> Iterator[Reason]:
+    def list_reasons(self, active: Sequence[MaintenanceDecision]) -> Iterator[Reason]:
         plan, decision = self._plan, self._decision
-        yield from self.explain_site()
+        yield from self._explain_site()
         if self._server.spec.lifecycle is not Lifecycle.ACTIVE:
             return
-        chosen = self.select_policy()
+        chosen = self._select_policy()
         if plan is None:
             yield make_reason("phase", "no plan", "R3", "no policy selects the server, and no maintenance is active")
             return
@@ -135,7 +135,7 @@ class _Explainer:
         if (evidence := describe_evidence(decision, self._record)) is not None:
             yield make_reason("step", install_step(decision, self._record), "R5", evidence)
         if plan.waiting_maintenance is not None:
-            yield from self.explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
+            yield from self._explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
         priority = max((each.priority for each in active), default=0)
         for each in (each for each in decision.maintenances if each.name != plan.maintenance):
             why = plan.cause.value  # the boot of the maintenance is not offered, for example while boots are stopped
@@ -153,25 +153,25 @@ class _Explainer:
         if (run_evidence := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
             yield make_reason("run", run_evidence[0], "R5", run_evidence[1])
         if plan.maintenance is not None:
-            yield from self.explain_maintenance(self._repository.maintenances[plan.maintenance])
+            yield from self._explain_maintenance(self._repository.maintenances[plan.maintenance])
         elif chosen is not None:
-            yield from self.explain_policy(chosen)
+            yield from self._explain_policy(chosen)
 
     def list_timeless_reasons(self) -> Iterator[Reason]:
         """Yield the reasons for the policy's boot and for the boot of each maintenance.
 
         These reasons depend only on the commit.
         """
-        yield from self.explain_site()
+        yield from self._explain_site()
         if self._decision.lifecycle is not Lifecycle.ACTIVE:
             return
-        if (chosen := self.select_policy()) is not None:
-            yield from self.explain_policy(chosen)
+        if (chosen := self._select_policy()) is not None:
+            yield from self._explain_policy(chosen)
         for each in self._decision.maintenances:
-            for reason in self.explain_maintenance(self._repository.maintenances[each.name]):
+            for reason in self._explain_maintenance(self._repository.maintenances[each.name]):
                 yield structs.replace(reason, under=each.name)
 
-    def explain_site(self) -> Iterator[Reason]:
+    def _explain_site(self) -> Iterator[Reason]:
         lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
         if lifecycle is not Lifecycle.ACTIVE:
             yield make_reason(
@@ -191,7 +191,7 @@ class _Explainer:
 
     # R2
 
-    def explain_preconditions(self, maintenance: Maintenance) -> Iterator[Reason]:
+    def _explain_preconditions(self, maintenance: Maintenance) -> Iterator[Reason]:
         """Yield reasons that describe the approval and the drain that a maintenance needs.
 
         Include their state if there is a plan.
@@ -215,7 +215,7 @@ class _Explainer:
                 why = _DRAIN_TEXTS.get(missing, "the server is drained")
             yield make_reason("before.drain", before.drain_url, "R2", why, key, *place, "drain", "url")
 
-    def explain_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
+    def _explain_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
         yield make_reason(
             "maintenance", key.name, "R2", "the maintenance is active and selects the server", key, "spec", "select"
@@ -225,7 +225,7 @@ class _Explainer:
             if value is not None:
                 why = "the window includes its start and excludes its end"
                 yield make_reason(edge, value.isoformat(), "R2", why, key, "spec", *edge.split("."))
-        yield from self.explain_preconditions(maintenance)
+        yield from self._explain_preconditions(maintenance)
         yield _make_field_reason("networkBoot", spec.network_boot, "R5", "the maintenance", key)
         profile = self._repository.profiles[spec.profile]
         yield _make_field_reason("profile", spec.profile, "R2", "the maintenance", key)
@@ -244,7 +244,7 @@ class _Explainer:
 
     # R3 and R4
 
-    def select_policy(self) -> Choice[Pool] | None:
+    def _select_policy(self) -> Choice[Pool] | None:
         (name, labels), named = (self._server.metadata.name, self._server.metadata.labels), self._server.spec.policy
         policies = self._repository.policies
         chosen = choose_policy(
@@ -256,7 +256,7 @@ class _Explainer:
         self.lost += chosen.rejected
         return chosen
 
-    def explain_policy(self, choice: Choice[Pool]) -> Iterator[Reason]:
+    def _explain_policy(self, choice: Choice[Pool]) -> Iterator[Reason]:
         pool, server = choice.winner, self._server
         place = (self._id, "policy") if server.spec.policy is not None else (Id("BootPolicy", pool.name), "select")
         yield make_reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])

@@ -278,16 +278,8 @@ def find_overdue_opt_outs(repository: FleetRepository, at: datetime) -> Iterator
             )
 
 
-class SelectorField(NamedTuple):
-    """A selector, with the document and the field that contain it."""
-
-    select: Selector
-    resource: Id
-    path: Path
-
-
-def list_selectors(repository: FleetRepository) -> Iterator[SelectorField]:
-    """Yield every selector in a fleet, except All and None."""
+def _list_selectors(repository: FleetRepository) -> Iterator[tuple[Selector, Id, Path]]:
+    """Yield every selector in a fleet except All and None, with the document and the field that contain it."""
     fleet, spec = Id("Fleet", repository.fleet.metadata.name), repository.fleet.spec
     fields: list[tuple[Select, Id, Path]] = [
         *((each.select, fleet, ("spec", "sites", number, "select")) for number, each in enumerate(spec.sites)),
@@ -303,7 +295,7 @@ def list_selectors(repository: FleetRepository) -> Iterator[SelectorField]:
             fields.append((hold.select, resource, ("spec", "holds", number, "select")))
         if (rollout := stream.spec.rollout) is not None:
             fields.append((rollout.selector, resource, ("spec", "rollout", "selector")))
-    return (SelectorField(select, resource, path) for select, resource, path in fields if isinstance(select, Selector))
+    return ((select, resource, path) for select, resource, path in fields if isinstance(select, Selector))
 
 
 def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
@@ -320,15 +312,15 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
     known_values: defaultdict[str, set[str]] = defaultdict(set)  # all values by label key
     for key, value in servers_by_label:
         known_values[key].add(value)
-    for each in list_selectors(repository):
-        if each.select.servers or _matches_a_server(each.select, servers, servers_by_label):
+    for select, resource, path in _list_selectors(repository):
+        if select.servers or _matches_a_server(select, servers, servers_by_label):
             continue
-        message, hint, at = _explain_unmatched_selector(each.select, known_values)
+        message, hint, at = _explain_unmatched_selector(select, known_values)
         yield repository.build_problem(
             Code.SELECTS_NO_SERVER,
             f"the selector matches no server: {message}",
-            each.resource,
-            *each.path,
+            resource,
+            *path,
             *at,
             hint=hint,
             severity=Severity.WARNING,

@@ -55,6 +55,186 @@ class LoaderValue(Struct, frozen=True):
     placeholder: str | None  # None: no boot loader processes the text, so the value cannot be used
 
 
+_BOOT_NIC_PLACEHOLDERS: Final = {"bootif": BOOT_NIC_BOOTIF, "mac": BOOT_NIC_MAC}
+BOOT_NIC: Final = {key: LoaderValue(f"boot_nic.{key}", text) for key, text in _BOOT_NIC_PLACEHOLDERS.items()}
+BOOT_NIC_OF_USER_DATA: Final = {key: LoaderValue(f"boot_nic.{key}", None) for key in _BOOT_NIC_PLACEHOLDERS}
+MAX_BYTES: Final = 1024 * 1024  # for a template, and for its output
+
+
+def render_template(source: str, context: Mapping[str, object]) -> str:
+    """Render a template. Text without markup is returned unchanged. Raises `TemplateFault`."""
+    template = compile_template(source)
+    if isinstance(template, TemplateFault):
+        raise TemplateFault(template.code, template.message, template.line)
+    return template if isinstance(template, str) else render_compiled(template, context)
+
+
+_CACHE_SIZE: Final = 1024  # templates, which is more than any fleet has
+
+
+@lru_cache(maxsize=_CACHE_SIZE)
+def decode_template(data: bytes) -> str:
+    """Decode the content of a template file. Raises `TemplateFault` if the content is not UTF-8."""
+    try:
+        return data.decode("utf-8-sig")  # a byte order mark must not precede "#!ipxe"
+    except UnicodeDecodeError as error:
+        raise TemplateFault(
+            Code.TEMPLATE_SYNTAX, "the template is not UTF-8", data.count(b"\n", 0, error.start) + 1
+        ) from error
+
+
+@lru_cache(maxsize=_CACHE_SIZE)
+def compile_template(source: str) -> Template | str | TemplateFault:
+    if len(source.encode()) > MAX_BYTES:
+        return make_limit_fault(f"the template is larger than {MAX_BYTES:,} bytes")
+    if not re.search(r"\{[{%#]", source):
+        return source
+    try:
+        with _convert_syntax_errors(), warnings.catch_warnings():
+            # Ignore warnings of Python's compiler, such as for {{ 1[1:] }}. Rendering reports the error.
+            warnings.simplefilter("ignore", SyntaxWarning)
+            return ENVIRONMENT.from_string(source)
+    except TemplateFault as fault:
+        return fault
+
+
+@lru_cache(maxsize=_CACHE_SIZE)
+def find_names(source: str) -> frozenset[str]:
+    """Return the names of the context variables that a template uses."""
+    with _convert_syntax_errors():
+        return frozenset(find_undeclared_variables(ENVIRONMENT.parse(source)))
+
+
+@contextmanager
+def _convert_syntax_errors() -> Iterator[None]:
+    try:
+        yield
+    except TemplateSyntaxError as error:
+        raise TemplateFault(Code.TEMPLATE_SYNTAX, str(error.message), error.lineno) from error
+    except (RecursionError, SyntaxError, MemoryError) as error:  # from the parsers of Jinja2 and Python
+        raise make_limit_fault("the template is nested too deeply") from error
+    except ValueError as error:  # Python rejects integers with more than 4,300 digits
+        raise make_limit_fault("a number is too large") from error
+
+
+FAILURES: Final = (
+    *(TemplateFault, TemplateError, QuotingError),
+    *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError),
+)
+
+
+def render_compiled(template: Template, context: Mapping[str, object]) -> str:
+    names = {**FUNCTIONS, **context}
+    try:
+        text = "".join(template.root_render_func(BudgetedContext(ENVIRONMENT, names, None, template.blocks)))
+        if len(text.encode()) > MAX_BYTES:
+            raise make_limit_fault(f"the rendered text is larger than {MAX_BYTES:,} bytes")
+    except FAILURES as failure:
+        fault = convert_to_fault(failure, names)
+        fault.line = fault.line or find_line(failure, template)
+        raise fault from failure
+    return text
+
+
+_MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, which user data does not contain
+
+
+def find_source_line(source: str, context: Mapping[str, object], text: str, line: int) -> int:
+    """Return the line of a template that produced a line of the rendered text, or 1 if the line cannot be found."""
+    if isinstance(compile_template(source), str):
+        return line
+    try:
+        marked = render_compiled(_LINE_MARKING.from_string(source), context)
+    except FAILURES:  # for example, the marks make the output longer than the limit
+        return 1
+    lines = marked.split("\n")
+    # A filter changed a mark, or the parser of the format also ends lines at a lone CR.
+    if _MARK.sub("", marked) != text or line > len(lines):
+        return 1
+    leading = re.match(r"\s*(?:\ue000[0-9]+\ue001\s*)*", lines[line - 1])
+    before = "".join(lines[: line - 1]) + (leading[0] if leading else "")
+    return int((_MARK.findall(before) or [1])[-1])
+
+
+# Faults
+
+
+def make_fault(message: str, line: int | None = None) -> TemplateFault:
+    return TemplateFault(Code.TEMPLATE_FAILED, message, line)
+
+
+def make_limit_fault(message: str, line: int | None = None) -> TemplateFault:
+    return TemplateFault(Code.TEMPLATE_BOUNDS, message, line)
+
+
+def convert_to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
+    match failure:
+        case TemplateFault():
+            return failure
+        case NotDefined():
+            return make_fault(_describe_undefined(failure, names))
+        case QuotingError():
+            return TemplateFault(Code.UNQUOTABLE, failure.message)
+        case UnicodeEncodeError():
+            return make_fault("the text contains half of a surrogate pair, which is not a character")
+        case _:
+            too_large = isinstance(failure, RecursionError | MemoryError | OverflowError)
+            return make_limit_fault("a value is too large") if too_large else make_fault(str(failure))
+
+
+def find_line(failure: BaseException, template: Template) -> int | None:
+    """Return the line of a template that raised an exception, or None if the template did not raise the exception."""
+    line = None
+    for frame, number in walk_tb(failure.__traceback__):
+        if frame.f_globals.get("__jinja_template__") is template:
+            line = template.get_corresponding_lineno(number)
+    return line
+
+
+def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str:
+    value, name = failure.value, failure.name
+    if name is None:
+        return str(failure)
+    if value is missing:
+        variables = names.get("vars")
+        suggestion = suggest_name(name, names) or suggest_name(name, variables, "vars")
+        return f"{name!s:.60} is not defined{suggestion}"
+    if isinstance(value, dict | list) and (path := _find_path(value, names)):
+        return f"{path}{format_key(name)} is not defined{suggest_name(name, value, path)}"
+    as_filter = f": use the filter, | {name}" if name in FILTERS else ""
+    return f"{describe_kind(value)} has no {name!s:.60}{as_filter}"
+
+
+def _find_path(target: object, value: object, path: str = "") -> str | None:
+    """Return the path to ``target`` in the context, such as server.labels, or None if there is no such path."""
+    if value is target:
+        return path.removeprefix(".")
+    items: Iterable[tuple[object, object]] = ()
+    if isinstance(value, dict):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    return next(filter(None, (_find_path(target, each, path + format_key(key)) for key, each in items)), None)
+
+
+def describe_unknown(kind: str, name: str, known_names: Mapping[str, object]) -> str:
+    return f"there is no {kind} {name:.60}{suggest_name(name, known_names)}"
+
+
+def suggest_name(name: object, known_names: object, path: str = "") -> str:
+    if not isinstance(known_names, dict) or not isinstance(name, str) or len(name) > 60:
+        return ""
+    meant = find_similar(name, (key for key in known_names if isinstance(key, str)))
+    return f": did you mean {(path + format_key(meant)).removeprefix('.')}?" if meant is not None else ""
+
+
+def format_key(key: object) -> str:
+    return f".{key:.60}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.60}]"
+
+
+# The sandbox
+
+
 def _reject_secret(_: str) -> NoReturn:
     raise TemplateFault(
         Code.SECRET,
@@ -63,9 +243,6 @@ def _reject_secret(_: str) -> NoReturn:
     )
 
 
-_BOOT_NIC_PLACEHOLDERS: Final = {"bootif": BOOT_NIC_BOOTIF, "mac": BOOT_NIC_MAC}
-BOOT_NIC: Final = {key: LoaderValue(f"boot_nic.{key}", text) for key, text in _BOOT_NIC_PLACEHOLDERS.items()}
-BOOT_NIC_OF_USER_DATA: Final = {key: LoaderValue(f"boot_nic.{key}", None) for key in _BOOT_NIC_PLACEHOLDERS}
 FUNCTIONS: Final[dict[str, Any]] = {"range": range, "secret": _reject_secret}
 _METHODS: Final[dict[type, dict[str, Any]]] = {
     dict: {
@@ -428,13 +605,25 @@ def describe_kind(value: object) -> str:
     return next((name for kind, name in _KINDS.items() if isinstance(value, kind)), "a function")
 
 
-def make_fault(message: str, line: int | None = None) -> TemplateFault:
-    return TemplateFault(Code.TEMPLATE_FAILED, message, line)
+class NotDefined(UndefinedError):
+    """Raised if a template uses an undefined name. ``value`` is the object that lacks the name."""
+
+    def __init__(self, message: str | None, value: object, name: object) -> None:
+        super().__init__(message)
+        self.value, self.name = value, name
 
 
-def make_limit_fault(message: str, line: int | None = None) -> TemplateFault:
-    return TemplateFault(Code.TEMPLATE_BOUNDS, message, line)
+class MissingName(StrictUndefined):
+    """The value of an undefined name. Every use is an error, except in a test or with a default."""
 
+    __slots__ = ()
+
+    def __init__(self, hint: str | None = None, obj: Any = missing, name: Any = None, exc: Any = None) -> None:
+        not_defined: Any = partial(NotDefined, value=obj, name=name)
+        super().__init__(hint, obj, name, exc or not_defined)
+
+
+# Filters and tests
 
 # Templates cannot call these filters, because the names contain a character that is invalid in templates.
 BUDGET_FILTERS: Final[dict[str, Any]] = {
@@ -541,24 +730,6 @@ def add_cost_with_context(function: Callable[..., Any]) -> Callable[..., Any]:
     return call_with_cost
 
 
-class NotDefined(UndefinedError):
-    """Raised if a template uses an undefined name. ``value`` is the object that lacks the name."""
-
-    def __init__(self, message: str | None, value: object, name: object) -> None:
-        super().__init__(message)
-        self.value, self.name = value, name
-
-
-class MissingName(StrictUndefined):
-    """The value of an undefined name. Every use is an error, except in a test or with a default."""
-
-    __slots__ = ()
-
-    def __init__(self, hint: str | None = None, obj: Any = missing, name: Any = None, exc: Any = None) -> None:
-        not_defined: Any = partial(NotDefined, value=obj, name=name)
-        super().__init__(hint, obj, name, exc or not_defined)
-
-
 FILTERS: Final[dict[str, Any]] = {
     "b64encode": add_cost(_base64),
     "count": add_cost(len),
@@ -604,89 +775,7 @@ TESTS: Final[dict[str, Any]] = {
 }
 
 
-def describe_unknown(kind: str, name: str, known_names: Mapping[str, object]) -> str:
-    return f"there is no {kind} {name:.60}{suggest_name(name, known_names)}"
-
-
-def suggest_name(name: object, known_names: object, path: str = "") -> str:
-    if not isinstance(known_names, dict) or not isinstance(name, str) or len(name) > 60:
-        return ""
-    meant = find_similar(name, (key for key in known_names if isinstance(key, str)))
-    return f": did you mean {(path + format_key(meant)).removeprefix('.')}?" if meant is not None else ""
-
-
-def format_key(key: object) -> str:
-    return f".{key:.60}" if isinstance(key, str) and key.isidentifier() else f"[{key!r:.60}]"
-
-
 ENVIRONMENT: Final = _Environment()
-MAX_BYTES: Final = 1024 * 1024  # for a template, and for its output
-
-
-def render_template(source: str, context: Mapping[str, object]) -> str:
-    """Render a template. Text without markup is returned unchanged. Raises `TemplateFault`."""
-    template = compile_template(source)
-    if isinstance(template, TemplateFault):
-        raise TemplateFault(template.code, template.message, template.line)
-    return template if isinstance(template, str) else render_compiled(template, context)
-
-
-_CACHE_SIZE: Final = 1024  # templates, which is more than any fleet has
-
-
-@lru_cache(maxsize=_CACHE_SIZE)
-def decode_template(data: bytes) -> str:
-    """Decode the content of a template file. Raises `TemplateFault` if the content is not UTF-8."""
-    try:
-        return data.decode("utf-8-sig")  # a byte order mark must not precede "#!ipxe"
-    except UnicodeDecodeError as error:
-        raise TemplateFault(
-            Code.TEMPLATE_SYNTAX, "the template is not UTF-8", data.count(b"\n", 0, error.start) + 1
-        ) from error
-
-
-@lru_cache(maxsize=_CACHE_SIZE)
-def compile_template(source: str) -> Template | str | TemplateFault:
-    if len(source.encode()) > MAX_BYTES:
-        return make_limit_fault(f"the template is larger than {MAX_BYTES:,} bytes")
-    if not re.search(r"\{[{%#]", source):
-        return source
-    try:
-        with _convert_syntax_errors(), warnings.catch_warnings():
-            # Ignore warnings of Python's compiler, such as for {{ 1[1:] }}. Rendering reports the error.
-            warnings.simplefilter("ignore", SyntaxWarning)
-            return ENVIRONMENT.from_string(source)
-    except TemplateFault as fault:
-        return fault
-
-
-@lru_cache(maxsize=_CACHE_SIZE)
-def find_names(source: str) -> frozenset[str]:
-    """Return the names of the context variables that a template uses."""
-    with _convert_syntax_errors():
-        return frozenset(find_undeclared_variables(ENVIRONMENT.parse(source)))
-
-
-FAILURES: Final = (
-    *(TemplateFault, TemplateError, QuotingError),
-    *(ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError),
-)
-
-
-def render_compiled(template: Template, context: Mapping[str, object]) -> str:
-    names = {**FUNCTIONS, **context}
-    try:
-        text = "".join(template.root_render_func(BudgetedContext(ENVIRONMENT, names, None, template.blocks)))
-        if len(text.encode()) > MAX_BYTES:
-            raise make_limit_fault(f"the rendered text is larger than {MAX_BYTES:,} bytes")
-    except FAILURES as failure:
-        fault = convert_to_fault(failure, names)
-        fault.line = fault.line or find_line(failure, template)
-        raise fault from failure
-    return text
-
-
-_MARK: Final = re.compile("\ue000([0-9]+)\ue001")  # private-use characters, which user data does not contain
 
 
 class _LineMarkingEnvironment(_Environment):
@@ -708,82 +797,3 @@ def _mark_lines(node: nodes.Expr) -> Iterator[nodes.Expr]:
 
 
 _LINE_MARKING: Final = _LineMarkingEnvironment()
-
-
-def find_source_line(source: str, context: Mapping[str, object], text: str, line: int) -> int:
-    """Return the line of a template that produced a line of the rendered text, or 1 if the line cannot be found."""
-    if isinstance(compile_template(source), str):
-        return line
-    try:
-        marked = render_compiled(_LINE_MARKING.from_string(source), context)
-    except FAILURES:  # for example, the marks make the output longer than the limit
-        return 1
-    lines = marked.split("\n")
-    # A filter changed a mark, or the parser of the format also ends lines at a lone CR.
-    if _MARK.sub("", marked) != text or line > len(lines):
-        return 1
-    leading = re.match(r"\s*(?:\ue000[0-9]+\ue001\s*)*", lines[line - 1])
-    before = "".join(lines[: line - 1]) + (leading[0] if leading else "")
-    return int((_MARK.findall(before) or [1])[-1])
-
-
-@contextmanager
-def _convert_syntax_errors() -> Iterator[None]:
-    try:
-        yield
-    except TemplateSyntaxError as error:
-        raise TemplateFault(Code.TEMPLATE_SYNTAX, str(error.message), error.lineno) from error
-    except (RecursionError, SyntaxError, MemoryError) as error:  # from the parsers of Jinja2 and Python
-        raise make_limit_fault("the template is nested too deeply") from error
-    except ValueError as error:  # Python rejects integers with more than 4,300 digits
-        raise make_limit_fault("a number is too large") from error
-
-
-def convert_to_fault(failure: Exception, names: Mapping[str, object]) -> TemplateFault:
-    match failure:
-        case TemplateFault():
-            return failure
-        case NotDefined():
-            return make_fault(_describe_undefined(failure, names))
-        case QuotingError():
-            return TemplateFault(Code.UNQUOTABLE, failure.message)
-        case UnicodeEncodeError():
-            return make_fault("the text contains half of a surrogate pair, which is not a character")
-        case _:
-            too_large = isinstance(failure, RecursionError | MemoryError | OverflowError)
-            return make_limit_fault("a value is too large") if too_large else make_fault(str(failure))
-
-
-def find_line(failure: BaseException, template: Template) -> int | None:
-    """Return the line of a template that raised an exception, or None if the template did not raise the exception."""
-    line = None
-    for frame, number in walk_tb(failure.__traceback__):
-        if frame.f_globals.get("__jinja_template__") is template:
-            line = template.get_corresponding_lineno(number)
-    return line
-
-
-def _describe_undefined(failure: NotDefined, names: Mapping[str, object]) -> str:
-    value, name = failure.value, failure.name
-    if name is None:
-        return str(failure)
-    if value is missing:
-        variables = names.get("vars")
-        suggestion = suggest_name(name, names) or suggest_name(name, variables, "vars")
-        return f"{name!s:.60} is not defined{suggestion}"
-    if isinstance(value, dict | list) and (path := _find_path(value, names)):
-        return f"{path}{format_key(name)} is not defined{suggest_name(name, value, path)}"
-    as_filter = f": use the filter, | {name}" if name in FILTERS else ""
-    return f"{describe_kind(value)} has no {name!s:.60}{as_filter}"
-
-
-def _find_path(target: object, value: object, path: str = "") -> str | None:
-    """Return the path to ``target`` in the context, such as server.labels, or None if there is no such path."""
-    if value is target:
-        return path.removeprefix(".")
-    items: Iterable[tuple[object, object]] = ()
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    return next(filter(None, (_find_path(target, each, path + format_key(key)) for key, each in items)), None)

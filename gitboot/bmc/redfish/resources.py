@@ -11,7 +11,15 @@ from urllib.parse import urlsplit
 from msgspec import Struct, structs
 
 from gitboot.bmc.identity import ReportedIdentity
-from gitboot.bmc.override_state import BmcObservation, MediaSlot, Override, ResetMarks, as_utc, parse_time
+from gitboot.bmc.override_state import (
+    BOOT_PROGRESS,
+    BmcObservation,
+    MediaSlot,
+    Override,
+    ResetMarks,
+    as_utc,
+    parse_time,
+)
 from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, STANDARD, TARGET, ModePolicy, Quirks, find_quirks
 from gitboot.errors import BmcRejected
 from gitboot.model.scalars import Malformed, parse_uuid
@@ -20,12 +28,7 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 _POST_STATES = frozenset(
     {
         # BootProgress.LastState, DSP0268
-        "PrimaryProcessorInitializationStarted",
-        "BusInitializationStarted",
-        "MemoryInitializationStarted",
-        "SecondaryProcessorInitializationStarted",
-        "PCIResourceConfigStarted",
-        "SystemHardwareInitializationComplete",
+        *BOOT_PROGRESS[: BOOT_PROGRESS.index("OSBootStarted")],
         "SetupEntered",
         # Oem.Hpe.PostState, HpeComputerSystemExt
         "Reset",
