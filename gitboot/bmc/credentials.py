@@ -116,9 +116,7 @@ class Trust(Struct, frozen=True, kw_only=True):
         host, literal = _get_host(bmc), _get_literal_address(bmc)
         if any(_matches_host(host, name) for name in self.hosts):
             return self._is_allowed_by_name
-        if literal is not None and self._is_in_networks(literal):
-            return self._is_in_networks
-        if literal is None and self.networks:
+        if self._is_in_networks(literal) if literal is not None else self.networks:
             return self._is_in_networks
         # a person approved this BMC, so gitboot treats the BMC as if networks contained its address
         if not self.lists_hosts and is_in_ledger:
@@ -152,14 +150,16 @@ class Trust(Struct, frozen=True, kw_only=True):
 
     def _find_own_authority(self, bmc: BmcAccess) -> str | None:
         host, literal = _get_host(bmc), _get_literal_address(bmc)
-        for place, authority in self.authorities:
+        matching = (
+            authority
+            for place, authority in self.authorities
             if (
                 _matches_host(host, place)
                 if isinstance(place, str)
                 else literal is not None and _unmap_ipv4(literal) in place
-            ):
-                return authority
-        return self.authority
+            )
+        )
+        return next(matching, self.authority)
 
     def _must_prove_identity(self, bmc: BmcAccess) -> bool:
         """Return whether the access files specify the fingerprint or the authority of a BMC's certificate."""

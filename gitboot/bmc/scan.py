@@ -64,11 +64,8 @@ def list_addresses(
     found: dict[str, None] = {}
     for place in places:
         for host in _list_hosts(place, schemes):
-            if "://" in host:
-                found[host.rstrip("/")] = None
-                continue
-            for port in ports:
-                found[f"https://{host}" if port == 443 else f"https://{host}:{port}"] = None
+            urls = [f"https://{host}" if port == 443 else f"https://{host}:{port}" for port in ports]
+            found |= dict.fromkeys([host.rstrip("/")] if "://" in host else urls)
         if len(found) > MAX_ADDRESSES:
             raise _build_too_many_error(place, len(found))
     return tuple(found)

@@ -346,11 +346,9 @@ class BootResponses:
         """Return whether a folder's name is the digest of the file in the folder, or of the bundle with the file."""
         if _sha256(content) == folder:
             return True
-        bundle = {name: _sha256(content)}
-        for other in BUNDLED:
-            if other != name and (found := self._tree.read(f"{IMMUTABLE}{folder}/{other}")) is not None:
-                bundle[other] = _sha256(found.content)
-        return compute_digest(bundle) == folder
+        others = {other: self._tree.read(f"{IMMUTABLE}{folder}/{other}") for other in BUNDLED if other != name}
+        bundle = {other: _sha256(found.content) for other, found in others.items() if found is not None}
+        return compute_digest({name: _sha256(content), **bundle}) == folder
 
     def _build_file_response(self, file: FileContent, content_type: str, delivery: Delivery) -> BootResponse:
         etag, cache_control = f'"{_sha256(file.content)}"'.encode(), delivery.cache_control.encode()

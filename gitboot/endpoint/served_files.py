@@ -204,9 +204,8 @@ class PublishedTree:
         from gitboot.status.instance_status import Status, add_age
 
         self.refresh()
-        facts = self._read_instance_status()
-        if not facts:
-            facts = Status(applied=self.head.origin.commit if self.head is not None else None).facts()
+        applied = self.head.origin.commit if self.head is not None else None
+        facts = self._read_instance_status() or Status(applied=applied).facts()
         facts = add_age(facts, self.clock.instance_time_age_s, self.clock.instance_time)
         return {
             **facts,

@@ -178,9 +178,8 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
             f"add {output} to the Fleet's outputs, or choose another loader",
             (server_id, ("spec", "loader")) if is_set_by_server else (Id("Fleet", fleet.name), ("spec", "hardware")),
         )
-    if inputs.secure_boot:
-        for message, hint, place in _check_secure_boot(inputs):
-            yield DecisionFinding(Code.SECURE_BOOT, message, hint, place, Severity.WARNING)
+    for message, hint, place in _check_secure_boot(inputs) if inputs.secure_boot else ():
+        yield DecisionFinding(Code.SECURE_BOOT, message, hint, place, Severity.WARNING)
     if fleet.has_instances_by_site and len(sites) != 1:
         found = f"the sites {format_names(sites)} select the server" if sites else "no site selects the server"
         yield DecisionFinding(

@@ -291,9 +291,8 @@ class _Explainer:
             yield make_reason("provenance", ", ".join(origins), "-", "the image claims this provenance", *claimed_in)
         if inputs.requires_signature:
             name = find_requiring_stream(self._repository, profile, image)
-            why = "this field is set by a stream that contains the image"
-            if profile.spec.stream == name:
-                why = "the stream sets this field"
+            is_own = profile.spec.stream == name
+            why = "the stream sets this field" if is_own else "this field is set by a stream that contains the image"
             location = (Id("ImageStream", name), "spec", "requireProvenance")
             yield make_reason("requireProvenance", RequiredProvenance.SIGNED, "-", why, *location)
 

@@ -206,10 +206,7 @@ def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
     """Return the first row that matches a ComputerSystem. A trailing slash in the path is ignored."""
     path = path.rstrip("/")
     manufacturer = str(system.get("Manufacturer") or "").lower()
-    for row in QUIRKS:
-        if manufacturer.startswith(row.manufacturers) or path in row.systems:
-            return row
-    return STANDARD
+    return next((row for row in QUIRKS if manufacturer.startswith(row.manufacturers) or path in row.systems), STANDARD)
 
 
 def get_quirks(observed: BmcObservation) -> Quirks:
