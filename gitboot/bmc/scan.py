@@ -21,7 +21,7 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import DocumentIdentity, ReportedIdentity, SameMachine, compare_identity
 from gitboot.bmc.redfish.quirks import MODE
 from gitboot.bmc.redfish.resources import Resource, find_manager_path, parse_identity
-from gitboot.errors import BmcRejected, BmcUnreachable, OperatorError, TemporaryError, UsageError
+from gitboot.errors import BmcUnreachable, OperatorError, TemporaryError, UsageError
 from gitboot.fleet.identities import BmcPlace, Machine, normalize_bmc_address
 from gitboot.http_client import RequestLimits, resolve_host, tls_context
 from gitboot.model.scalars import (
@@ -193,9 +193,6 @@ def scan(
             yield future.result()
 
 
-_ROOT: Final = "/redfish/v1/"
-
-
 def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> ProbeResult:
     try:
         with connect(address) as bmc, bmc.policy.measure_requests():
@@ -205,7 +202,7 @@ def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> Pro
                 is_redfish = False
             if not is_redfish:
                 return ProbeResult(address=address)
-            systems = bmc.read(bmc.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
+            systems = bmc.list_systems()
             return ProbeResult(
                 address=address,
                 servers=tuple(
@@ -214,7 +211,7 @@ def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> Pro
                         system,
                         is_only_system=len(systems) == 1,
                         nics=_read_members(bmc, system.link("EthernetInterfaces")),
-                        manager=_find_resource(bmc, find_manager_path(system.body)),
+                        manager=bmc.find(find_manager_path(system.body)),
                         processor=next(_read_members(bmc, system.link("Processors")), None),
                     )
                     for system in map(bmc.read, systems)
@@ -229,20 +226,10 @@ def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> Pro
 
 
 def _read_members(bmc: BmcConnection, collection: str | None) -> Iterator[Resource]:
-    found = _find_resource(bmc, collection)
+    found = bmc.find(collection)
     for path in found.members if found is not None else ():
-        if (member := _find_resource(bmc, path)) is not None:
+        if (member := bmc.find(path)) is not None:
             yield member
-
-
-def _find_resource(bmc: BmcConnection, path: str | None) -> Resource | None:
-    """Return a resource, or None if the BMC lacks the resource or the user's role may not read it."""
-    if path is None:
-        return None
-    try:
-        return bmc.read(path)
-    except BmcRejected:
-        return None
 
 
 class DiscrepancyKind(StrEnum):

@@ -149,7 +149,7 @@ class BmcConnection:
         The first call sends several requests. Later calls send only one, or two if the system has a Settings resource.
         """
         if self._system is None:
-            paths = self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
+            paths = self.list_systems()
             if len(paths) != 1:
                 found = ", ".join(sorted(paths)) or "none"
                 raise BmcRejected(f"{self._address} has these systems: {found}. Set bmc.system to one of them")
@@ -167,11 +167,8 @@ class BmcConnection:
 
         Return ``observed`` unchanged if the Manager has no clock.
         """
-        if observed.manager_path is None or observed.marks.bmc_time is not None:
-            return observed
-        try:
-            manager = self.read(observed.manager_path)
-        except BmcRejected:  # the user's role may not read the Manager, or the path does not exist
+        manager = self.find(observed.manager_path) if observed.marks.bmc_time is None else None
+        if manager is None:
             return observed
         return structs.replace(observed, marks=add_clock(observed.marks, manager, clock()))
 
@@ -194,12 +191,8 @@ class BmcConnection:
 
     def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
         """Read the reset types from the ActionInfo with one more request, if the system itself does not report them."""
-        if observed.reset_types or observed.action_info_path is None:
-            return observed
-        try:
-            return structs.replace(observed, reset_types=parse_reset_types(self.read(observed.action_info_path)))
-        except BmcRejected:  # the path does not exist
-            return observed
+        info = self.find(observed.action_info_path) if not observed.reset_types else None
+        return structs.replace(observed, reset_types=parse_reset_types(info)) if info is not None else observed
 
     def reset(self, type: ResetType, observed: BmcObservation) -> None:
         """Request ComputerSystem.Reset once. Some BMCs accept the request without resetting the machine."""
@@ -222,6 +215,19 @@ class BmcConnection:
     def read(self, path: str) -> Resource:
         with self._translate_errors("GET", path) as own_path:
             return _parse_resource(self.login.request(own_path, lambda: self._connector.get(own_path)))
+
+    def find(self, path: str | None) -> Resource | None:
+        """Return a resource, or None if the BMC lacks the resource or the user's role may not read it."""
+        if path is None:
+            return None
+        try:
+            return self.read(path)
+        except BmcRejected:
+            return None
+
+    def list_systems(self) -> tuple[str, ...]:
+        """Return the paths of all systems that the BMC reports."""
+        return self.read(self.read(_ROOT).link("Systems") or f"{_ROOT}Systems").members
 
     def post(self, path: str, body: Mapping[str, Any]) -> None:
         with self._translate_errors("POST", path) as own_path:
@@ -384,13 +390,8 @@ class RedfishFirmware:
 
         Add the state to ``observed`` if the user's role may read it.
         """
-        if observed.secure_boot_path is None:
-            return observed
-        try:
-            resource = self._bmc.read(observed.secure_boot_path)
-        except BmcRejected:
-            return observed
-        return structs.replace(observed, secure_boot=parse_secure_boot(resource))
+        resource = self._bmc.find(observed.secure_boot_path)
+        return structs.replace(observed, secure_boot=parse_secure_boot(resource)) if resource is not None else observed
 
     def with_uri(self, observed: BmcObservation) -> BmcObservation:
         """Read the HTTP boot URI with one more request, and add it to ``observed`` if the user's role may read the URI.
@@ -403,10 +404,8 @@ class RedfishFirmware:
         if setting is None or observed.bios_path is None:
             return observed
         if self._uri is None or self._uri[0] != state or not any(state[1:]):
-            try:
-                self._uri = state, setting.read(self._bmc.read(observed.bios_path).attributes)
-            except BmcRejected:
-                self._uri = state, None
+            bios = self._bmc.find(observed.bios_path)
+            self._uri = state, setting.read(bios.attributes) if bios is not None else None
         return structs.replace(observed, firmware_uri=self._uri[1])
 
     def store_uri(self, uri: str, observed: BmcObservation) -> bool:
