@@ -80,39 +80,35 @@ def parse_line(line: bytes) -> LineContent:
     request = _parse_request(line)
     if request is None:
         return IgnoreReason.FORMAT
-    path = _EVIDENCE.fullmatch(request.path)
-    if path is None:
+    found = _EVIDENCE.fullmatch(request.path)
+    if found is None:
         return IgnoreReason.PATH
     if request.method != "GET":
         return IgnoreReason.METHOD
-    query = parse_query(request.query)
+    path, query = f"boot/{found[1]}", parse_query(request.query)
     if is_gitboot_check(request.agent or "", query):
         return IgnoreReason.CHECK
-    sender = _classify_sender(f"boot/{path[1]}", request.agent, query)
+    sender = _classify_sender(path, request.agent, query)
     if request.status == 404 and (sender is _Sender.MACHINE or request.agent is None):
-        return _parse_unknown_machine(path[1], request, query) or IgnoreReason.STATUS
-    if request.status != 200:
-        return IgnoreReason.STATUS
-    if not request.is_complete:
-        return IgnoreReason.PART
-    token, modified = None, None
-    if request.last_modified is None:
-        token = find_token(f"boot/{path[1]}")
-    else:
-        # Python's parsers raise these errors for a malformed line
-        with suppress(ValueError, OverflowError, IndexError, TypeError):
-            modified = int(parsedate_to_datetime(request.last_modified).timestamp())
-    if token is None and modified is None:
-        return IgnoreReason.VERSION
-    if sender is _Sender.TOOL:
-        return IgnoreReason.AGENT
-    if request.is_signed:
-        return IgnoreReason.SIGNED
-    try:
+        return _parse_unknown_machine(found[1], request, query) or IgnoreReason.STATUS
+    token = find_token(path) if request.last_modified is None else None
+    modified = client = None
+    # Python's parsers raise these errors for a malformed line
+    with suppress(ValueError, OverflowError, IndexError, TypeError):
+        modified = int(parsedate_to_datetime(request.last_modified or "").timestamp())
+    with suppress(ValueError):
         client = str(ip_address(request.client.partition("%")[0]))
-    except ValueError:
-        if _has_token(f"boot/{path[1]}"):
-            return IgnoreReason.CLIENT
+    for is_ignored, reason in (
+        (request.status != 200, IgnoreReason.STATUS),
+        (not request.is_complete, IgnoreReason.PART),
+        (token is None and modified is None, IgnoreReason.VERSION),
+        (sender is _Sender.TOOL, IgnoreReason.AGENT),
+        (request.is_signed, IgnoreReason.SIGNED),
+        (client is None and _has_token(path), IgnoreReason.CLIENT),
+    ):
+        if is_ignored:
+            return reason
+    if client is None:
         client, sender = "unknown", _Sender.UNCLEAR
     try:
         at = parse_instant(request.at)
@@ -121,7 +117,7 @@ def parse_line(line: bytes) -> LineContent:
     try:
         return Observation(
             server="",
-            path=f"boot/{path[1]}",
+            path=path,
             client=client,
             at=at,
             digest=Digest(token) if token is not None else None,
