@@ -15,7 +15,16 @@ from gitboot.model.server import Architecture
 from gitboot.resolve.policy_selection import Pool, build_pools
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.review.decision_changes import Changes, ServerChange, UnknownReason
-from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, Path, SharedChange, compare_fields
+from gitboot.review.document_changes import (
+    ChangeKind,
+    DocumentChange,
+    FieldChange,
+    Location,
+    Path,
+    SharedChange,
+    compare_fields,
+    locate_field,
+)
 from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
 from gitboot.review.risks import Effect, Risk
@@ -31,7 +40,7 @@ class ChangeCause(Struct, frozen=True, kw_only=True):
     fate: ChangeKind
     number: int  # the number of documents; more than 1 if each server's own Server document changed
     fields: tuple[FieldChange, ...]
-    place: tuple[str, int, int] | None  # path, line and column of the cause in the new commit
+    place: Location | None  # the location of the cause in the new commit
 
     @property
     def place_prefix(self) -> str:
@@ -173,18 +182,15 @@ def _make_cause(
 
     If the document is a Server document, the cause stands for the documents of all ``members`` servers in the group.
     """
-    change = documents.get(key)
     is_own = key.kind == "Server"
-    assert change is not None or is_own  # noqa: S101 - it is a cause because it changed
-    fields = change.fields if change is not None else ()
-    found = None
+    fate = server_fate if is_own else documents[key].fate
+    change = documents.get(key, DocumentChange(id=key, fate=fate, fields=()))
+    place = None
     if key.kind == "file":
-        found = (key.name, 1, 1) if key.name in new.files else None
+        place = (key.name, 1, 1) if key.name in new.files else None
     elif key in new.origins:
-        path, place = new.find_place(key, *(fields[0].path if fields else ("metadata", "name")))
-        found = path, place.line, place.column
-    fate = server_fate if is_own or change is None else change.fate
-    return ChangeCause(id=key, fate=fate, number=members if is_own else 1, fields=fields, place=found)
+        place = locate_field(new, key, *change.first_path)
+    return ChangeCause(id=key, fate=fate, number=members if is_own else 1, fields=change.fields, place=place)
 
 
 # Compare changes
@@ -299,7 +305,8 @@ class CauseFinder:
 
     def __init__(self, changes: Changes, old: FleetRepository | None, new: FleetRepository) -> None:
         self._documents = changes.documents
-        self._old, self._new = old, new
+        self._fleet_ids = {key for key in changes.documents if key.kind == "Fleet"}
+        self._repositories = old, new
         self._pools: list[Mapping[str, Pool]] = [build_pools(each)[0] if each else {} for each in (old, new)]
 
     def find_causes(self, change: ServerChange) -> tuple[Id, ...]:
@@ -320,28 +327,27 @@ class CauseFinder:
         }
         found = server_ids | set(self._find_part_causes(change))
         if len(common_fields) > 1 or Risk.OUTPUTS in change.risks:
-            found |= self._list_changed_ids("Fleet")
-        return tuple(sorted(found or self._list_changed_ids("Fleet")))
+            found |= self._fleet_ids
+        return tuple(sorted(found or self._fleet_ids))
 
     def find_unknown_causes(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
         """Return the documents and files that cause a change for unknown machines, sorted.
 
         ``boots`` contains the boots of unknown machines in the old commit and in the new commit.
         """
-        found = {key for key in self._list_changed_ids("Fleet") if self._has_field(key, "unknownServers", "baseURL")}
+        found = {key for key in self._fleet_ids if self._has_field(key, "unknownServers", "baseURL")}
         for side, by_architecture in enumerate(boots):
-            repository = (self._old, self._new)[side]
             images = {boot.image for each in boots for boot in (each or {}).values()}
             for boot in (by_architecture or {}).values():
                 part = _DecisionPart(Id("BootProfile", boot.profile), boot.profile, boot, boot)
-                if repository is not None:
+                if self._repositories[side] is not None:
                     found |= set(self._find_causes_of_part(side, part, image_differs=len(images) > 1))
         return tuple(sorted(found))
 
     def find_shared_causes(self, change: SharedChange) -> tuple[Id, ...]:
         """Return the documents that cause a change in the files that gitboot publishes for all machines."""
         fields = ("outputs", "provisioning", "baseURL", "sites")
-        fleet = (key for key in self._list_changed_ids("Fleet") if self._has_field(key, *fields))
+        fleet = (key for key in self._fleet_ids if self._has_field(key, *fields))
         hosts = change.new.get("hosts")
         named = (Id("Server", name) for name in hosts) if isinstance(hosts, Mapping) else ()
         return (*fleet, *self._filter_changed_ids(*named))
@@ -351,9 +357,6 @@ class CauseFinder:
 
     def _filter_changed_ids(self, *keys: Id) -> Iterator[Id]:
         return (key for key in keys if key in self._documents)
-
-    def _list_changed_ids(self, kind: str) -> set[Id]:
-        return {key for key in self._documents if key.kind == kind}
 
     def _find_part_causes(self, change: ServerChange) -> Iterator[Id]:
         before, after = (
@@ -371,7 +374,7 @@ class CauseFinder:
                     yield from self._find_causes_of_part(side, part, image_differs=image_differs)
 
     def _list_parts(self, side: int, decision: Decision | None) -> Iterator[_DecisionPart]:
-        repository = (self._old, self._new)[side]
+        repository = self._repositories[side]
         if decision is None or repository is None:
             return
         if decision.policy is not None:
@@ -385,7 +388,7 @@ class CauseFinder:
             )
 
     def _find_causes_of_part(self, side: int, part: _DecisionPart, *, image_differs: bool) -> Iterator[Id]:
-        repository = (self._old, self._new)[side]
+        repository = self._repositories[side]
         assert repository is not None  # noqa: S101 - it has this part
         chain: Iterable[Id] = (part.key,)
         if part.key.kind == "BootPolicy":  # include the policies from which the policy inherits

@@ -294,9 +294,8 @@ def compare_decisions(
     bmc_changes = [
         (old_name, old_bmcs.get(old_name or ""), new_name, new_bmcs[new_name])
         for old_name, new_name in pairs
-        if new_name
+        if new_name is not None and old_bmcs.get(old_name or "") != new_bmcs[new_name]
     ]
-    bmc_changes = [each for each in bmc_changes if each[1] != each[3]]
     untouched = len(old_repository.servers) - len(before) if old_repository else 0
     return Changes(
         first=old is None,

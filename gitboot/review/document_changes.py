@@ -48,17 +48,6 @@ def compare_unknown_boots(old: Decisions | None, new: Decisions) -> SharedChange
     return _make_change(_get_unknown_boot_fields(old), _get_unknown_boot_fields(new))
 
 
-def affects_all_files(change: SharedChange) -> bool:
-    """Return whether a change affects the boot files of every server.
-
-    A changed base URL does not count here, because base URLs are part of the decisions.
-    """
-    if change.old is None:
-        return False
-    old, new = (_select_boot_outputs(each["outputs"]) for each in (change.old, change.new))
-    return old != new or change.old["evidence"] != change.new["evidence"]
-
-
 # A change of these outputs does not change files that machines boot. `mirror` changes URLs, but decisions contain the
 # URLs.
 _WITHOUT_BOOT_FILES: Final = frozenset(
@@ -66,9 +55,15 @@ _WITHOUT_BOOT_FILES: Final = frozenset(
 )
 
 
-def _select_boot_outputs(outputs: object) -> set[object]:
-    assert isinstance(outputs, list)  # noqa: S101 - `_get_shared_fields` wrote it
-    return {*outputs} - _WITHOUT_BOOT_FILES
+def affects_all_files(change: SharedChange) -> bool:
+    """Return whether a change affects the boot files of every server.
+
+    A changed base URL does not count here, because base URLs are part of the decisions.
+    """
+    if change.old is None:
+        return False
+    old, new = ({*each["outputs"]} - _WITHOUT_BOOT_FILES for each in (change.old, change.new))
+    return old != new or change.old["evidence"] != change.new["evidence"]
 
 
 def affects_ledger(change: SharedChange) -> bool:
@@ -219,6 +214,20 @@ class DocumentChange(Struct, frozen=True, kw_only=True):
     fate: ChangeKind
     fields: tuple[FieldChange, ...]  # the changed fields if the document was edited
 
+    @property
+    def first_path(self) -> Path:
+        """The path of the first changed field, or of the name if the document was added or removed."""
+        return self.fields[0].path if self.fields else ("metadata", "name")
+
+
+Location = tuple[str, int, int]  # path, line, column
+
+
+def locate_field(repository: FleetRepository, document: Id, *path: str | int) -> Location:
+    """Return the location of a field, or of the nearest parent if the document does not contain the field."""
+    file, place = repository.find_place(document, *path)
+    return file, place.line, place.column
+
 
 def compare_documents(
     old: FleetRepository | None, new: FleetRepository, touched: frozenset[Id] | None = None
@@ -238,12 +247,7 @@ def compare_documents(
             else ChangeKind.EDITED
         )
         fields: tuple[FieldChange, ...] = ()
-        if (
-            old_resource is not None
-            and new_resource is not None
-            and not isinstance(old_resource, bytes)
-            and not isinstance(new_resource, bytes)
-        ):
+        if fate is ChangeKind.EDITED and key.kind != "file":
             fields = tuple(compare_fields(to_yaml_value(old_resource), to_yaml_value(new_resource)))
         found[key] = DocumentChange(id=key, fate=fate, fields=fields)
     return found

@@ -30,11 +30,16 @@ from gitboot.resolve.provisioning_record import InstallStep, Record
 from gitboot.resolve.secret_scan import is_secret_argument
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.review.decision_changes import Changes, ServerChange
-from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, compare_fields
+from gitboot.review.document_changes import (
+    ChangeKind,
+    DocumentChange,
+    FieldChange,
+    Location,
+    compare_fields,
+    locate_field,
+)
 from gitboot.review.rendered_diffs import hide_secret_lines
 from gitboot.text import format_count, format_names, printable, version_key
-
-Place = tuple[str, int, int]  # path, line, column
 
 
 class FileSigner(Struct, frozen=True, kw_only=True):
@@ -109,7 +114,7 @@ class ImageProvenance(Struct, frozen=True, kw_only=True):
 
     image: str
     fate: ChangeKind
-    place: Place
+    place: Location
     files: tuple[FileClaim, ...]
 
 
@@ -118,7 +123,7 @@ class StreamRuleChange(Struct, frozen=True, kw_only=True):
 
     stream: str
     change: FieldChange
-    place: Place | None  # None: the stream was removed
+    place: Location | None  # None: the stream was removed
     lowers: bool  # whether machines may newly boot images of the stream that no trusted key has signed
 
     @property
@@ -133,7 +138,7 @@ class SourceChange(Struct, frozen=True, kw_only=True):
     fate: ChangeKind
     replaces_built_in: bool  # whether the commit adds the source, which replaces a source that gitboot ships
     fields: tuple[FieldChange, ...]  # the changed fields of an edited source
-    place: Place | None  # None: the source was removed
+    place: Location | None  # None: the source was removed
 
 
 class UncoveredBoot(Struct, frozen=True, kw_only=True):
@@ -151,7 +156,7 @@ class LeftStream(Struct, frozen=True, kw_only=True):
     stream: str
     servers: tuple[str, ...]
     profile: str  # the profile that the servers boot in the new commit
-    place: Place
+    place: Location
 
 
 class ProvenanceChanges(Struct, frozen=True, kw_only=True):
@@ -160,7 +165,7 @@ class ProvenanceChanges(Struct, frozen=True, kw_only=True):
     images: tuple[ImageProvenance, ...] = ()
     rules: tuple[StreamRuleChange, ...] = ()
     sources: tuple[SourceChange, ...] = ()
-    uncovered: tuple[tuple[UncoveredBoot, Place], ...] = ()  # boots that are new in this commit
+    uncovered: tuple[tuple[UncoveredBoot, Location], ...] = ()  # boots that are new in this commit
     left: tuple[LeftStream, ...] = ()
 
     @property
@@ -195,9 +200,7 @@ def compare_provenance(
                 fields=tuple(
                     each._replace(old=_hide_secrets(each.old), new=_hide_secrets(each.new)) for each in change.fields
                 ),
-                place=None
-                if change.fate is ChangeKind.REMOVED
-                else _find_place(new, key, *_get_first_changed_path(change)),
+                place=locate_field(new, key, *change.first_path) if change.fate is not ChangeKind.REMOVED else None,
             )
             for key, change in changes.documents.items()
             if key.kind == "ImageSource"
@@ -205,18 +208,13 @@ def compare_provenance(
         uncovered=tuple(
             (
                 each,
-                _find_place(new, each.document, "spec", "image" if each.document.kind == "BootProfile" else "profile"),
+                locate_field(new, each.document, "spec", "image" if each.document.kind == "BootProfile" else "profile"),
             )
             for each in find_uncovered_boots(new)
             if each not in known
         ),
         left=tuple(_find_left_streams(changes.servers, old, new, lowered)) if old is not None else (),
     )
-
-
-def _find_place(repository: FleetRepository, document: Id, *path: str | int) -> Place:
-    file, place = repository.find_place(document, *path)
-    return file, place.line, place.column
 
 
 def _hide_secrets(value: Any) -> Any:
@@ -232,10 +230,6 @@ def _hide_url_secrets(provenance: Provenance | None) -> Provenance | None:
     if provenance is None or provenance.url is None:
         return provenance
     return dataclasses.replace(provenance, url=ArtifactUrl(hide_secret_lines(provenance.url)))
-
-
-def _get_first_changed_path(change: DocumentChange) -> tuple[str | int, ...]:
-    return change.fields[0].path if change.fields else ("metadata", "name")
 
 
 def _find_image_provenance(
@@ -263,7 +257,7 @@ def _find_image_provenance(
             if (artifact, names_signature) != before.get(file)
         )
         if files:
-            place = _find_place(new, key, "spec", "architectures")
+            place = locate_field(new, key, "spec", "architectures")
             yield ImageProvenance(image=key.name, fate=change.fate, place=place, files=files)
 
 
@@ -284,7 +278,7 @@ def _find_rule_changes(
             continue
         old_stream, new_stream = (each.streams.get(key.name) if each is not None else None for each in (old, new))
         for change in compare_fields(_list_rules(old_stream), _list_rules(new_stream), ("spec",)):
-            place = _find_place(new, key, *change.path) if new_stream is not None else None
+            place = locate_field(new, key, *change.path) if new_stream is not None else None
             lowers = requires_signed(old_stream) and not requires_signed(new_stream)
             yield StreamRuleChange(
                 stream=key.name,
@@ -349,7 +343,7 @@ def _find_left_streams(
             found[stream, new_boot.profile].append(change.name)
     for (stream, profile), names in sorted(found.items()):
         field = "stream" if new.profiles[profile].spec.stream is not None else "image"
-        place = _find_place(new, Id("BootProfile", profile), "spec", field)
+        place = locate_field(new, Id("BootProfile", profile), "spec", field)
         yield LeftStream(stream=stream, servers=tuple(names), profile=profile, place=place)
 
 

@@ -86,8 +86,12 @@ class RenderedChanges:
         return [_mask_values(line, old_values if line.startswith("-") else new_values) for line in lines]
 
     def list_own_values(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
-        """Return the names of a server's own values that occur in the added or removed lines of the server's diffs."""
-        return tuple(sorted({name for line in self.mask_lines(change, diffs) for name in list_masked_names(line)}))
+        """Return the names of a server's own values that occur in the added or removed lines of the server's diffs.
+
+        The names are placeholders such as name, UUID, MAC, address, base URL and token.
+        """
+        names = {name for line in self.mask_lines(change, diffs) for name in _PLACEHOLDER.findall(line)}
+        return tuple(sorted(names - {_DIGEST}))
 
     def _render_boots(self, change: ServerChange, prepare: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
         before = _render_decision(self._old, change.old, prepare) if self._old and change.old else {}
@@ -257,6 +261,7 @@ _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
 _CLOSE: Final = "\N{MATHEMATICAL RIGHT ANGLE BRACKET}"
 _NAME: Final = "name"  # only this value may occur within a longer word
 _DIGEST: Final = "digest"  # the digest of the user data, whose text is in the diff anyway
+_PLACEHOLDER: Final = re.compile(f"{_OPEN}([a-zA-Z]+(?: URL)?)[^{_OPEN}{_CLOSE}]*{_CLOSE}")
 
 
 def _mask_values(text: str, own: Mapping[str, str]) -> str:
@@ -292,12 +297,6 @@ def _extends_word(neighbor: str, name: str) -> bool:
     return (neighbor.isascii() and neighbor.isalnum()) or (
         name == _NAME and (neighbor.isalnum() or neighbor in ("_", "-"))
     )
-
-
-def list_masked_names(text: str) -> list[str]:
-    """Return the placeholder names in a text, such as name, UUID, MAC, address, base URL and token."""
-    found = re.findall(f"{_OPEN}([a-zA-Z]+(?: URL)?)[^{_OPEN}{_CLOSE}]*{_CLOSE}", text)
-    return [name for name in found if name != _DIGEST]
 
 
 def find_own_values(

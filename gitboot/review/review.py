@@ -25,8 +25,10 @@ from gitboot.review.document_changes import (
     ChangeKind,
     DocumentChange,
     FieldChange,
+    Location,
     affects_all_files,
     compare_fields,
+    locate_field,
 )
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Limits, Verdict, judge
@@ -68,7 +70,7 @@ class ImageClaim(Struct, frozen=True, kw_only=True):
     """An image that newly claims not to write disks, and the author of the claim."""
 
     image: str
-    place: tuple[str, int, int]  # path, line and column of writesDisk in the new commit
+    place: Location  # the location of writesDisk in the new commit
     writer: str | None  # the commit and the author of the line; None: the line is not committed
 
 
@@ -313,9 +315,9 @@ def review_commits(
         )
     claims = []
     for image in changes.disk_claims:
-        path, place = head.repository.find_place(Id("BootImage", image), "spec", "writesDisk")
-        author = writer(path, place.line) if writer is not None else None
-        claims.append(ImageClaim(image=image, place=(path, place.line, place.column), writer=author))
+        place = path, line, _ = locate_field(head.repository, Id("BootImage", image), "spec", "writesDisk")
+        author = writer(path, line) if writer is not None else None
+        claims.append(ImageClaim(image=image, place=place, writer=author))
     return Review(
         base=base,
         head=head,

@@ -16,7 +16,7 @@ from gitboot.model.json_schema import _DIALECT, KINDS, build_any_document_schema
 from gitboot.review.acknowledgements import format_ack_line
 from gitboot.review.change_groups import Group
 from gitboot.review.decision_changes import Changes
-from gitboot.review.document_changes import ChangeKind, FieldChange
+from gitboot.review.document_changes import ChangeKind, FieldChange, Location
 from gitboot.review.formats import phrases
 from gitboot.review.images import FileClaim
 from gitboot.review.review import Review
@@ -522,7 +522,7 @@ def _describe_group(group: Group) -> GroupFacts:
     )
 
 
-def _describe_place(place: tuple[str, int, int] | None) -> dict[str, Any]:
+def _describe_place(place: Location | None) -> dict[str, Any]:
     return dict(zip(("path", "line", "column"), place or (None, None, None), strict=True))
 
 

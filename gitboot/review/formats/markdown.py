@@ -14,9 +14,9 @@ from msgspec import structs
 from gitboot.fleet.documents import Id
 from gitboot.problems import Code, Problem, Severity
 from gitboot.review.change_groups import ChangeCause, Group
+from gitboot.review.document_changes import Location, locate_field
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard
-from gitboot.review.images import Place
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review
 from gitboot.review.risks import DANGEROUS, Risk
@@ -551,12 +551,12 @@ def _list_danger_problems(review: Review) -> Iterator[Problem]:
         yield _make_annotation(review, places, Code.DANGEROUS, f"{Risk.PROVENANCE}: {risk.reason}")
 
 
-def _list_places(causes: Iterable[ChangeCause]) -> list[Place]:
+def _list_places(causes: Iterable[ChangeCause]) -> list[Location]:
     return [cause.place for cause in causes if cause.place is not None]
 
 
 def _make_annotation(
-    review: Review, places: Iterable[Place], code: Code, message: str, hint: str | None = None
+    review: Review, places: Iterable[Location], code: Code, message: str, hint: str | None = None
 ) -> Problem:
     """Return a warning at the first of these locations, or at the Fleet document if there are no locations.
 
@@ -574,8 +574,7 @@ def _make_annotation(
     )
 
 
-def _locate_in_fleet(review: Review, *field: str) -> Place:
+def _locate_in_fleet(review: Review, *field: str) -> Location:
     assert review.head.repository is not None  # noqa: S101 - a judged commit is valid
     repository = review.head.repository
-    path, place = repository.find_place(Id("Fleet", repository.fleet.metadata.name), *field)
-    return path, place.line, place.column
+    return locate_field(repository, Id("Fleet", repository.fleet.metadata.name), *field)

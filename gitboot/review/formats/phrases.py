@@ -19,13 +19,13 @@ from gitboot.review.document_changes import (
     AccessChange,
     ChangeKind,
     FieldChange,
+    Location,
 )
 from gitboot.review.extent import Area
 from gitboot.review.guards import MIN_SIZE_FOR_PERCENT, ExceededLimit, Guard, Limits
 from gitboot.review.images import (
     FileClaim,
     ImageProvenance,
-    Place,
     ProvenanceChanges,
     SourceChange,
     StreamRuleChange,
@@ -318,7 +318,7 @@ def format_access_change(change: AccessChange) -> str:
     return f"{change.field}: {format_setting(change.old)} {ARROW} {format_setting(change.new)} ({effect})"
 
 
-def format_claim(image: str, place: tuple[str, int, int], writer: str | None) -> str:
+def format_claim(image: str, place: Location, writer: str | None) -> str:
     """Describe where an image claims that it does not write disks, and who wrote the claim.
 
     ``writer`` is None if the claim is not committed.
@@ -390,7 +390,7 @@ def format_rule_change(rule: StreamRuleChange) -> str:
     return format_change(rule.change._replace(old=_join_rules(rule.change.old), new=_join_rules(rule.change.new)))
 
 
-def list_provenance_changes(provenance: ProvenanceChanges) -> Iterator[tuple[str, Place | None, str]]:
+def list_provenance_changes(provenance: ProvenanceChanges) -> Iterator[tuple[str, Location | None, str]]:
     """Yield each changed stream rule and image source, with its location and a description of the change."""
     yield from ((f"ImageStream/{each.stream}", each.place, format_rule_change(each)) for each in provenance.rules)
     yield from ((f"ImageSource/{each.source}", each.place, format_source_change(each)) for each in provenance.sources)
@@ -418,7 +418,7 @@ class ProvenanceRisk(NamedTuple):
 
     stream: str
     reason: str
-    place: Place | None  # None: the stream was removed
+    place: Location | None  # None: the stream was removed
 
 
 def list_provenance_risks(provenance: ProvenanceChanges) -> Iterator[ProvenanceRisk]:
