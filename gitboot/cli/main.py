@@ -352,21 +352,22 @@ _HUGE_RANGE: Final = re.compile(r"  \[\d+<=?x<=\d{7,}\]$")
 _MIN_SHARED: Final = 3  # a section with fewer options does not need a heading
 
 
-class _HelpPage:
-    """The parts of a help page that commands and groups share."""
+class _CommandWithExample(click.Command):
+    """A command or a group whose help page contains an example."""
 
-    example: str
-    exit_codes: Mapping[int, str]
-    sections: Sections
+    def __init__(self, *arguments: Any, example: str = "", **attributes: Any) -> None:
+        super().__init__(*arguments, **attributes)
+        self.example = example
 
-    def write_example(self, formatter: click.HelpFormatter) -> None:
+    def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(context, formatter)
         if self.example:
             with formatter.section("Example"):
                 for line in self.example.splitlines():
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-class Command(_HelpPage, click.Command):
+class Command(_CommandWithExample):
     """A command whose help page contains an example, option sections and exit codes.
 
     ``sections`` maps headings to parameter names. Options without a section are in the first section.
@@ -375,18 +376,12 @@ class Command(_HelpPage, click.Command):
     def __init__(
         self,
         *arguments: Any,
-        example: str = "",
         exit_codes: Mapping[int, str] | None = None,
-        sections: Sections | None = None,
+        sections: Sections = SHARED_SECTIONS,
         **attributes: Any,
     ) -> None:
         super().__init__(*arguments, **attributes)
-        self.example, self.exit_codes = example, exit_codes or {}
-        self.sections = sections if sections is not None else SHARED_SECTIONS
-
-    def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_help_text(context, formatter)
-        self.write_example(formatter)
+        self.exit_codes, self.sections = exit_codes or {}, sections
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         records = {}  # the name and the help text of each option, by parameter name
@@ -416,19 +411,11 @@ class Command(_HelpPage, click.Command):
                 formatter.write_dl([(str(int(code)), text) for code, text in sorted(codes.items())])
 
 
-class Group(_HelpPage, click.Group):
+class Group(_CommandWithExample, click.Group):
     """A command group whose help page contains an example."""
 
     command_class = Command
     group_class = type
-
-    def __init__(self, *arguments: Any, example: str = "", **attributes: Any) -> None:
-        super().__init__(*arguments, **attributes)
-        self.example, self.exit_codes, self.sections = example, {}, {}
-
-    def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        super().format_help_text(context, formatter)
-        self.write_example(formatter)
 
     def resolve_command(
         self, context: click.Context, args: list[str]

@@ -383,12 +383,6 @@ def check_shared_ledger(shared_ledger: PostgresAddress | None) -> tuple[str, str
     return None
 
 
-if TYPE_CHECKING:
-    from gitboot.endpoint.access_control import CredentialFiles
-    from gitboot.endpoint.age_encryption import AgeKeys
-    from gitboot.endpoint.app import ClientRules
-
-
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
