@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,10 +19,7 @@ import click
 from msgspec import Struct
 
 from gitboot.cli.evaluator_child import get_results_cache, limit_evaluation
-from gitboot.cli.options import (
-    current_time,
-    read_operator_name,
-)
+from gitboot.cli.options import current_time, read_operator_name
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offline
 from gitboot.controller.instance.state_directory import (
@@ -32,9 +29,9 @@ from gitboot.controller.instance.state_directory import (
     find_running_process,
     has_ledger,
     lock,
-    make_no_instance_error,
     read_status,
     require_active,
+    require_ledger,
 )
 from gitboot.controller.operator_requests import REFUSED
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
@@ -66,6 +63,7 @@ _REQUIRED_CONDITIONS: Final = (
 )
 # A reason of RecordsVerified that concerns only some servers. Each server has its own state.
 _SERVER_REASON: Final = "UnverifiedServers"
+_REQUEST_TIMEOUT_S: Final = 30
 
 
 class InstanceReader(Protocol):
@@ -156,7 +154,6 @@ class ApiReader(Struct, frozen=True):
     url: str
     client: HttpClient
     credentials: Mapping[str, str]  # headers
-    deadline_s: float  # for each request
 
     def status(self) -> Mapping[str, Any]:
         status = self._fetch_json("status")
@@ -174,7 +171,7 @@ class ApiReader(Struct, frozen=True):
 
     def _fetch_json(self, path: str) -> Any:
         url = f"{self.url}/api/v1/{path}"
-        answer = self.client.request_json(url, credentials=self.credentials, deadline_s=self.deadline_s)
+        answer = self.client.request_json(url, credentials=self.credentials, deadline_s=_REQUEST_TIMEOUT_S)
         if answer.status != 200:
             raise HostUnreachable(f"{url} returned {answer.status} {answer.detail}".rstrip())
         return answer.json
@@ -186,7 +183,6 @@ def open_instance(
     ca_bundle: Path | None,
     *,
     allow_token_over_http: bool = False,
-    deadline_s: float = 30,
 ) -> InstanceReader:
     """Return a reader for the URL of an API, an output tree, or the folder ``ops/records`` in an output tree."""
     if "://" not in place:
@@ -197,15 +193,12 @@ def open_instance(
     if token is not None:
         client.check_credentials(place, f"the token in {token}")
         credentials = {"Authorization": f"Bearer {_read_bytes(token).decode(errors='replace').strip()}"}
-    return ApiReader(place.rstrip("/"), client, credentials, deadline_s)
+    return ApiReader(place.rstrip("/"), client, credentials)
 
 
 def _read_bytes(file: Path) -> bytes:
     with convert_os_errors(file, "read"):
         return file.read_bytes()
-
-
-_REQUEST_TIMEOUT_S: Final = 30
 
 
 @contextmanager
@@ -245,9 +238,7 @@ def find_machines(instance: OfflineInstance, server: str) -> tuple[SystemUuid, .
     return (*departed, find_decision(instance, server).uuid)
 
 
-def select_names(
-    names: Collection[str], instance: OfflineInstance, selector: str | None = None
-) -> frozenset[str] | None:
+def select_names(instance: OfflineInstance, servers: tuple[str, ...], selector: str | None) -> frozenset[str] | None:
     """Return the given server names. If no names are given, return None, which means all servers.
 
     Each server must be in the fleet or have a record.
@@ -256,8 +247,8 @@ def select_names(
     server has these labels.
     """
     if selector is not None:
-        return frozenset(select_servers(instance, tuple(names), selector))
-    named, known_names = frozenset(names), {machine.name for machine in instance.snapshot.machines.values()}
+        return frozenset(select_servers(instance, servers, selector))
+    named, known_names = frozenset(servers), {machine.name for machine in instance.snapshot.machines.values()}
     for name in sorted(named - known_names):
         find_decision(instance, name)  # this raises an error if there is no such server
     return named or None
@@ -270,8 +261,7 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
     Raises `UsageError` if the request is rejected. Raises `NotYetDone` if the instance has not processed the request in
     time. Raises `HeldByAnother` if an instance on another host is active.
     """
-    if not has_ledger(state):
-        raise make_no_instance_error(state)
+    require_ledger(state)
     require_active(state)
     process = find_running_process(state)
     with ExitStack() as stack:
@@ -354,15 +344,13 @@ def confirm_or_abort(*, yes: bool, err: bool = False) -> None:
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
-def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
+def fetch_accepted_commit(place: str) -> str:
     """Return the newest commit that an instance has accepted. ``place`` is a URL or a directory.
 
     An endpoint provides the instance's status. A mirror provides only the output tree, whose manifest contains the
     commit. Raises `HostUnreachable` if the host does not respond, and `UsageError` if there is no such commit.
     """
-    for document in (
-        _fetch_status_files(place.rstrip("/"), deadline_s) if "://" in place else _read_status_files(Path(place))
-    ):
+    for document in _fetch_status_files(place.rstrip("/")) if "://" in place else _read_status_files(Path(place)):
         if isinstance(document, dict):
             for each in (document.get("accepted"), document.get("applied"), document):
                 commit = each.get("commit") if isinstance(each, dict) else None
@@ -374,10 +362,10 @@ def fetch_accepted_commit(place: str, *, deadline_s: float = 30) -> str:
     )
 
 
-def _fetch_status_files(url: str, deadline_s: float) -> Iterator[Any]:
+def _fetch_status_files(url: str) -> Iterator[Any]:
     client = HttpClient()
     for path in ("api/v1/status", MANIFEST):
-        reply = client.request_json(f"{url}/{path}", deadline_s=deadline_s)
+        reply = client.request_json(f"{url}/{path}", deadline_s=_REQUEST_TIMEOUT_S)
         if reply.status == 200 and isinstance(reply.json, dict):
             yield reply.json
             return

@@ -399,7 +399,7 @@ def _inspect_bmcs(
     raise_open_file_limit()  # only servers with a BMC, because gitboot connects to each BMC
     at = current_time()
     with open_offline(state, at) as instance, open_connections(credentials) as connections:
-        names = select_names(servers, instance, selector)
+        names = select_names(instance, servers, selector)
         found = list_manual_tasks(instance.commit, instance.snapshot, instance.keys, at)
         selected = [task for task in found if names is None or task.server in names]
         if without_bmc := sorted(frozenset(servers) - {task.server for task in selected}):

@@ -26,7 +26,7 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import wrap_text
-from gitboot.controller.instance.state_directory import LEDGER, has_ledger, make_no_instance_error
+from gitboot.controller.instance.state_directory import LEDGER, make_no_instance_error, require_ledger
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluator.decision_history import (
     ChangingCommit,
@@ -235,8 +235,7 @@ def _list_installations(
     events: list[Installation] = []
     record = None
     if state is not None:
-        if not has_ledger(state):
-            raise make_no_instance_error(state)
+        require_ledger(state)
         with open_ledger(state / LEDGER) as ledger:
             found = [each for _, each in read_numbered_events(ledger) if each["type"] in _INSTALLED]
             known = read_records(ledger)

@@ -36,11 +36,10 @@ from gitboot.cli.terminal import echo_wrapped, format_table, wrap_on_terminal, w
 from gitboot.controller.instance.state_directory import (
     LEDGER,
     find_running_process,
-    has_ledger,
-    make_no_instance_error,
     read_own_lease,
     read_status,
     require_active,
+    require_ledger,
 )
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
@@ -329,8 +328,7 @@ def events_command(
     Each event is one line: accepted commits, publications, evidence, overrides, requests of operators and so on. The
     oldest event is first.
     """
-    if not has_ledger(state):
-        raise make_no_instance_error(state)
+    require_ledger(state)
     if follow and (len(outputs) > 1 or outputs[0].file is not None):
         raise UsageError("--follow prints events to standard output: use only one -o, without a file")
     with open_ledger(state / LEDGER) as ledger:
@@ -397,8 +395,7 @@ def unknown_machines_command(state: Path, forget: bool, outputs: tuple[OutputOpt
     from gitboot.endpoint.api import format_unknown_machines
     from gitboot.fetchlog.unknown_machines import delete_unknown_machines, load_unknown_machines
 
-    if not has_ledger(state):
-        raise make_no_instance_error(state)
+    require_ledger(state)
     if forget:
         delete_unknown_machines(state)
     found = load_unknown_machines(state)

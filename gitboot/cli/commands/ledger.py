@@ -13,7 +13,7 @@ import click
 
 from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import VARIABLES, state_option
-from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_no_instance_error, make_private
+from gitboot.controller.instance.state_directory import LEDGER, lock, make_private, require_ledger
 from gitboot.errors import LedgerError, UsageError
 from gitboot.files import is_directory, is_file
 from gitboot.ledger import instance_tables
@@ -60,8 +60,7 @@ def command() -> None:
 @state_option
 def show(state: Path) -> None:
     """Show the location, identity and size of the ledger."""
-    if not has_ledger(state):
-        raise make_no_instance_error(state)
+    require_ledger(state)
     found = summarize_ledger(state / LEDGER)
     rows = [format_count(number, "row") + f" in {table}" for table, number in found.rows.items() if number]
     click.echo(f"place     {found.name}")
@@ -111,8 +110,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     if to == "file" and password is not None:
         raise UsageError("--ledger-password is only for a PostgreSQL database: remove it, or name a database with --to")
     address = None if to == "file" else PostgresAddress.parse(to, password)
-    if not has_ledger(state):
-        raise make_no_instance_error(state)
+    require_ledger(state)
     with ExitStack() as stack:
         stack.enter_context(make_private(state))
         stack.enter_context(lock(state))

@@ -313,21 +313,22 @@ def boot_script_command(
     """
     if tree is None:
         from gitboot.cli.instance_client import find_output_tree
-        from gitboot.controller.instance.state_directory import has_ledger, make_no_instance_error
+        from gitboot.controller.instance.state_directory import require_ledger
 
         if state is None:
             raise UsageError(
                 "specify the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE"
             )
         if (tree := find_output_tree(state)) is None:
-            if not has_ledger(state):
-                raise make_no_instance_error(state)
+            require_ledger(state)
             raise UsageError(f"the ledger in {state} does not record an output tree; pass the tree with --tree")
     with convert_os_errors(tree, "read"):
         found_server = read_state(tree, name)
-    if found_server is None and not is_file(tree / MANIFEST):
-        raise UsageError(f"{tree} is not an output tree; pass the --out directory of `gitboot run` or `gitboot render`")
     if found_server is None:
+        if not is_file(tree / MANIFEST):
+            raise UsageError(
+                f"{tree} is not an output tree; pass the --out directory of `gitboot run` or `gitboot render`"
+            )
         servers = tree / "ops" / "servers"
         hint = format_suggestion(
             name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} lists the servers"

@@ -96,7 +96,7 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
     yet.
     """
     with open_offline(state, current_time()) as instance:
-        names = select_names(servers, instance, selector)
+        names = select_names(instance, servers, selector)
         items = [item for item in _build_record_items(instance) if names is None or item["server"] in names]
         trust_problem = describe_unverified_ledger(instance.snapshot.facts, instance.commit.decisions)
         site = instance.commit.site

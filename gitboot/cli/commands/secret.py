@@ -234,7 +234,7 @@ def fetches(
         _confirm_fetches(servers, selector, state, confirm)
         return
     with open_offline(state, current_time()) as instance:
-        names = select_names(servers, instance, selector)
+        names = select_names(instance, servers, selector)
         known = {
             machine.name: instance.snapshot.secret_fetches.get(uuid)
             for uuid, machine in instance.commit.machines.items()

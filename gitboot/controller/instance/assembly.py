@@ -723,8 +723,7 @@ def open_offline(
     # Imported here, because a running instance uses an evaluator process instead.
     from gitboot.evaluator.evaluation import Evaluator
 
-    if not state.has_ledger(directory):
-        raise state.make_no_instance_error(directory)
+    state.require_ledger(directory)
     require_active(directory)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))

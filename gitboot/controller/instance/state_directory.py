@@ -70,6 +70,12 @@ def has_ledger(directory: Path) -> bool:
             return False
 
 
+def require_ledger(directory: Path) -> None:
+    """Raise `UsageError` if no instance has used this directory."""
+    if not has_ledger(directory):
+        raise make_no_instance_error(directory)
+
+
 def make_no_instance_error(directory: Path) -> UsageError:
     """Build the error for a directory that no instance has used."""
     return UsageError(
