@@ -5,23 +5,18 @@ from __future__ import annotations
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import structs
 
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import (
-    VARIABLES,
-    OutputOption,
-    current_time,
-    output_option,
-    write_outputs,
-)
+from gitboot.cli.options import VARIABLES, OutputOption, current_time, output_option, write_outputs
 from gitboot.cli.terminal import format_table, print_event, show_growing_progress, stop_on_signal
 from gitboot.errors import UsageError
 from gitboot.fetchlog.access_logs import IgnoreReason, LogFile, SentVersions, parse_line
@@ -34,7 +29,7 @@ from gitboot.status.conditions import Event
 from gitboot.text import format_age, format_count
 
 if TYPE_CHECKING:
-    from gitboot.publish.mirror_comparison import FolderMirror, MirrorFinding, MirrorReport, WebMirror
+    from gitboot.publish.mirror_comparison import FolderMirror, MirrorReport, WebMirror
     from gitboot.publish.mirror_repair import MirrorStore
 
 _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # URL schemes of targets that are not folders on this machine
@@ -184,27 +179,24 @@ def command(
     else:
         reader = FolderMirror(_resolve_folder(mirror), tree)
     now = current_time()
-    report: MirrorReport | None = None
+    list_facts: dict[str, Any] = {}
     with show_growing_progress("files") as (set_total, advance):
         if tree is None:
             report = compare_with_list(
                 reader, public_keys, now, parallel=parallel, on_start=set_total, on_progress=advance
             )
-            found, files, unread = report.findings, report.files, report.unread
+            signed_list = build_list_details(report.signed_list, now) if report.signed_list is not None else None
+            list_facts = {"list": signed_list, "hidden": report.hidden_files, "turning": list(report.in_transition)}
         else:
             read_files = partial(read_expected_files, tree, as_target=as_target)
-            comparison = compare_mirror(read_files, reader, parallel=parallel, on_start=set_total, on_progress=advance)
-            found, files, unread = comparison.findings, comparison.files, comparison.unread
+            report = compare_mirror(read_files, reader, parallel=parallel, on_start=set_total, on_progress=advance)
             if (tree / BOOT / SIGNED / TIMESTAMP).exists():
-                found = (*reader.check_list_caching(), *found)
-    json_facts = {}
-    if report is not None:
-        list_details = build_list_details(report.signed_list, now) if report.signed_list is not None else None
-        json_facts = {"list": list_details, "hidden": report.hidden_files, "turning": list(report.in_transition)}
+                report = structs.replace(report, findings=(*reader.check_list_caching(), *report.findings))
+    found = report.findings
     write_outputs(
         outputs,
-        json=partial(format_document, files=files, items=found, unchecked=unread, **json_facts),
-        text=partial(_format_text, found, files, unread, report, now),
+        json=partial(format_document, files=report.files, items=found, unchecked=report.unread, **list_facts),
+        text=partial(_format_text, report, now),
     )
     if found:
         context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
@@ -287,44 +279,30 @@ def _parse_public_keys(text: str) -> list[bytes]:
     from gitboot.publish.signed_list_reader import parse_keys
 
     try:
-        if len(text) == 64 and not Path(text).exists():
-            return parse_keys(text)
-        return parse_keys(Path(text).read_text())
+        is_key = len(text) == 64 and not Path(text).exists()
+        return parse_keys(text if is_key else Path(text).read_text())
     except OSError as error:
         raise UsageError(f"--key {text}: expected 64 hexadecimal digits or a file ({error.strerror})") from error
     except ValueError as error:
         raise UsageError(f"--key {text}: {error}") from error
 
 
-def _format_text(
-    findings: Sequence[MirrorFinding],
-    file_count: int,
-    unread: Sequence[str],
-    report: MirrorReport | None,
-    now: datetime,
-) -> str:
-    rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in findings]
-    counts = Counter(str(each.fault).lower() for each in findings)
+def _format_text(report: MirrorReport, now: datetime) -> str:
+    rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in report.findings]
+    lines = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
+    lines += _format_signature_details(report, now)
+    if report.unread:
+        unread = format_count(len(report.unread), "file")
+        lines.append(f"not read: {unread} that only machines fetch (to read them, add --read-entries)")
+    counts = Counter(str(each.fault).lower() for each in report.findings)
     summary = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
-    table_lines = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
-    skipped = (
-        f"not read: {format_count(len(unread), 'file')} that only machines fetch (to read them, add --read-entries)"
-    )
-    omitted = [skipped] if unread else []
-    return "\n".join(
-        (
-            *table_lines,
-            *_format_signature_details(report, now),
-            *omitted,
-            f"{format_count(file_count, 'file')}: {summary}",
-        )
-    )
+    return "\n".join([*lines, f"{format_count(report.files, 'file')}: {summary}"])
 
 
-def _format_signature_details(report: MirrorReport | None, now: datetime) -> list[str]:
+def _format_signature_details(report: MirrorReport, now: datetime) -> list[str]:
     from gitboot.publish.signed_list_check import describe_signature
 
-    if report is None or (signed := report.signed_list) is None:
+    if (signed := report.signed_list) is None:
         return []
     signatures = {
         "Verified": "the signatures are valid",
@@ -345,8 +323,6 @@ def _format_signature_details(report: MirrorReport | None, now: datetime) -> lis
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
-
-
 _OBSERVED: Final = "observed"
 _OUT_OF_ORDER: Final = "backwards"
 _UNREADABLE: Final = "unclear"  # fetches of boots by a machine or by a monitor
