@@ -17,12 +17,7 @@ from gitboot.child_processes import lift_processor_limit
 from gitboot.cli.commands.artifacts import build_fetcher
 from gitboot.cli.commands.new import image_keys_option, open_image_keys
 from gitboot.cli.completion import complete_streams
-from gitboot.cli.evaluated_fleet import (
-    FleetEvaluator,
-    plan_fleet,
-    print_missing_instance,
-    records_option,
-)
+from gitboot.cli.evaluated_fleet import FleetEvaluator, plan_fleet, print_missing_instance, records_option
 from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
 from gitboot.cli.instance_client import InstanceReader, StateReader, open_instance, read_rollout_evidence
 from gitboot.cli.main import Command, Exit, Group, find_exit_code
@@ -62,6 +57,7 @@ from gitboot.review.images import (
     AppliedRollout,
     ImageReport,
     JoiningServers,
+    OptOutUse,
     RolloutProgress,
     StepOutcome,
     StreamUse,
@@ -135,47 +131,35 @@ def _format_tables(report: ImageReport) -> Iterator[str]:
         for each in report.items
     ]
     yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), rows, optional=1)
-    if report.foreign:
-        yield format_table(
-            ("VERSION FROM ANOTHER TOOL", "INSTALLED"), [(each, str(n)) for each, n in report.foreign.items()]
-        )
-    if any(provenance is not None for each in report.items for provenance in each.files.values()):
-        rows = [(each.name, _format_origins(each.files.values()), ", ".join(each.hosts)) for each in report.items]
-        yield format_table(("IMAGE", "CLAIMED PROVENANCE", "FILES FROM"), rows)
-    if report.streams:
-        yield format_table(("STREAM", "SERVERS", "CURRENT", "ROLLOUT"), map(_format_stream, report.streams))
-    rows = [
-        (each.name, _format_follow(each.follow) if each.follow is not None else "-", each.require_provenance)
-        for each in report.streams
-        if each.follow is not None or each.require_provenance is RequiredProvenance.SIGNED
-    ]
-    if rows:
-        yield format_table(("STREAM", "FOLLOWS", "REQUIRED PROVENANCE"), rows)
-    rows = [(str(each.document), each.image, each.stream) for each in report.uncovered]
-    if rows:
-        yield format_table(("BOOTS WITHOUT A STREAM", "IMAGE", "STREAM THAT REQUIRES SIGNED IMAGES"), rows)
-    rows = [(stream.name, *row) for stream in report.streams for row in _format_next_servers(stream.joining)]
-    if rows:
-        yield format_table(("ROLLOUT", "PERCENT", "ADDED", "SERVERS"), rows)
-    rows = [
-        (
-            each.what,
-            each.image,
-            style(f"{each.until:%Y-%m-%d} overdue", fg="red")
-            if each.until and each.overdue
-            else f"{each.until:%Y-%m-%d}"
-            if each.until
-            else "-",
-            format_names(each.servers, _MAX_NAMES) or "none",
-        )
-        for each in report.behind
-    ]
-    if rows:
-        reasons = [wrap_text(each.reason, "    ") for each in report.behind]
-        yield format_table(("PIN OR HOLD", "IMAGE", "DEADLINE", "SERVERS"), rows, below=reasons)
-    rows = [(each.server, each.image, each.version, each.minimum_version, each.stream) for each in report.too_old]
-    if rows:
-        yield format_table(("SERVER", "IMAGE", "VERSION", "MINIMUM VERSION", "STREAM"), rows)
+    has_claims = any(provenance is not None for each in report.items for provenance in each.files.values())
+    more_tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
+        ("VERSION FROM ANOTHER TOOL", "INSTALLED"): [(each, str(number)) for each, number in report.foreign.items()],
+        ("IMAGE", "CLAIMED PROVENANCE", "FILES FROM"): [
+            (each.name, _format_origins(each.files.values()), ", ".join(each.hosts))
+            for each in report.items
+            if has_claims
+        ],
+        ("STREAM", "SERVERS", "CURRENT", "ROLLOUT"): list(map(_format_stream, report.streams)),
+        ("STREAM", "FOLLOWS", "REQUIRED PROVENANCE"): [
+            (each.name, _format_follow(each.follow) if each.follow is not None else "-", each.require_provenance)
+            for each in report.streams
+            if each.follow is not None or each.require_provenance is RequiredProvenance.SIGNED
+        ],
+        ("BOOTS WITHOUT A STREAM", "IMAGE", "STREAM THAT REQUIRES SIGNED IMAGES"): [
+            (str(each.document), each.image, each.stream) for each in report.uncovered
+        ],
+        ("ROLLOUT", "PERCENT", "ADDED", "SERVERS"): [
+            (stream.name, *row) for stream in report.streams for row in _format_next_servers(stream.joining)
+        ],
+        ("PIN OR HOLD", "IMAGE", "DEADLINE", "SERVERS"): list(map(_format_opt_out, report.behind)),
+        ("SERVER", "IMAGE", "VERSION", "MINIMUM VERSION", "STREAM"): [
+            (each.server, each.image, each.version, each.minimum_version, each.stream) for each in report.too_old
+        ],
+    }
+    reasons = {"PIN OR HOLD": [wrap_text(each.reason, "    ") for each in report.behind]}
+    for header, found in more_tables.items():
+        if found:
+            yield format_table(header, found, below=reasons.get(header[0], ()))
 
 
 def _format_origins(files: Iterable[Provenance | None]) -> str:
@@ -203,6 +187,13 @@ def _format_stream(stream: StreamUse) -> tuple[str, ...]:
     if stream.rollout is not None:
         rollout = f"{stream.rollout} at {stream.percent} % ({stream.images.get(stream.rollout, 0)})"
     return stream.name, str(sum(stream.images.values())), current, rollout
+
+
+def _format_opt_out(opt_out: OptOutUse) -> tuple[str, ...]:
+    deadline = f"{opt_out.until:%Y-%m-%d}" if opt_out.until is not None else "-"
+    if opt_out.overdue:
+        deadline = style(f"{deadline} overdue", fg="red")
+    return opt_out.what, opt_out.image, deadline, format_names(opt_out.servers, _MAX_NAMES) or "none"
 
 
 def _format_next_servers(joining: Sequence[JoiningServers]) -> Iterator[tuple[str, str, str]]:

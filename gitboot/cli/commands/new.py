@@ -22,6 +22,7 @@ from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
+    combine_options,
     credentials_option,
     open_registries,
     output_option,
@@ -251,22 +252,20 @@ def open_image_keys(directory: Path | None) -> Iterator[VendorKeys]:
 _ROLES: Final = {".iso": FileRole.ISO, ".efi": FileRole.UKI}  # the role of a single file, by the end of its name
 
 
-def _add_file_options(command: Any) -> Any:
-    texts = {
-        FileRole.KERNEL: "A Linux kernel",
-        FileRole.INITRD: "An initial ramdisk. Repeat the option for several ramdisks, in order",
-        FileRole.ROOTFS: "A root file system (squashfs)",
-        FileRole.UKI: "A unified kernel image",
-        FileRole.ISO: "A bootable ISO image",
-    }
-    for role, text in reversed(texts.items()):
-        name = str(role).removesuffix("s") if role is FileRole.INITRD else str(role)
-        command = click.option(
+_file_options = combine_options(
+    *(
+        click.option(
             f"--{name}", str(role), multiple=role is FileRole.INITRD, metavar="URL|FILE", help=f"{text}. Default: none."
-        )(command)
-    return command
-
-
+        )
+        for role, name, text in (
+            (FileRole.KERNEL, "kernel", "A Linux kernel"),
+            (FileRole.INITRD, "initrd", "An initial ramdisk. Repeat the option for several ramdisks, in order"),
+            (FileRole.ROOTFS, "rootfs", "A root file system (squashfs)"),
+            (FileRole.UKI, "uki", "A unified kernel image"),
+            (FileRole.ISO, "iso", "A bootable ISO image"),
+        )
+    )
+)
 _WEB: Final = ("http://", "https://")
 
 
@@ -299,7 +298,7 @@ _WEB: Final = ("http://", "https://")
     "source, or x86_64 for single files.",
 )
 @click.option("--name", metavar="NAME", help="The name of the document. Default: SOURCE-VERSION.")
-@_add_file_options
+@_file_options
 @click.option(
     "--assets",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
@@ -354,7 +353,8 @@ def image(
     registry = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     fetcher = build_fetcher(fleet.fleet.spec.base_url, assets, registry)
     wanted = tuple(Architecture(each) for each in dict.fromkeys(architectures))
-    files = [(role, each) for role in FileRole for each in _convert_to_tuple(roles[role])]
+    values = {role: roles[role] if role is FileRole.INITRD else [roles[role]] for role in FileRole}
+    files = [(role, each) for role, found in values.items() for each in found if each is not None]
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
         reader = ReleaseFinder(fetcher, keys, registry)
         for url in (each for each in (source, *(value for _, value in files)) if each.startswith(_WEB)):
@@ -398,10 +398,6 @@ def image(
     }
     text = partial(str, built.text) if dry_run else partial(_format_text, built, file, path)
     write_outputs(outputs, json=partial(format_document, **facts), text=text)
-
-
-def _convert_to_tuple(value: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return value if isinstance(value, tuple) else (value,) if value is not None else ()
 
 
 def _guess_role(url: str) -> FileRole:

@@ -158,8 +158,7 @@ def command(
     client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
     now = current_second()
     fleet = plan_fleet(path, rev, now, None)
-    for name in names:
-        fleet.find_decision(name)
+    fleet.require_servers(names)
     decisions = [
         each
         for name, each in _evaluate_parked_as_active(fleet.repository, now).servers.items()

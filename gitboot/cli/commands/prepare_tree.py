@@ -66,7 +66,11 @@ def prepare_subcommand(
         spool=spool,
     )
     try:
-        done = prepare(settings, clock=current_time, warn=_send_warning)
+        done = prepare(
+            settings,
+            clock=current_time,
+            warn=lambda text: print_event(Event(at=current_time(), type="CacheUnusable", message=text, warning=True)),
+        )
     except GitbootError as error:
         _send_result(
             "NotPrepared", f"{error}; the standby will try again", is_warning=not isinstance(error, NotYetDone)
@@ -83,10 +87,6 @@ def _send_result(type: str, message: str, *, is_warning: bool = False, **details
     """Send the result to the standby that started this process."""
     event = Event(at=current_time(), type=type, message=message, facts=to_json_value(details), warning=is_warning)
     click.echo(encode(event), nl=False)
-
-
-def _send_warning(message: str) -> None:
-    print_event(Event(at=current_time(), type="CacheUnusable", message=message, warning=True))
 
 
 def format_prepare_command(settings: Settings) -> list[str]:
