@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 from msgspec import Struct
 
+from gitboot.child_processes import ProcessUsage, exit_with_parent, lift_memory_limit, pause_garbage_collection
 from gitboot.cli.main import Exit
 from gitboot.cli.options import evaluation_options, find_cache_path
 from gitboot.errors import InvalidRepository
@@ -111,8 +112,6 @@ def limit_evaluation() -> Iterator[SetLimits]:
     Yields a function that adjusts the limits to a number of files. Raises `InvalidRepository` if the process runs out
     of memory. If the process runs out of CPU time, the kernel kills it.
     """
-    from gitboot.child_processes import lift_memory_limit, pause_garbage_collection
-
     if (set_limits := _settings.set_limits) is None:
         with pause_garbage_collection():
             yield lambda _: None
@@ -137,8 +136,6 @@ def limit_evaluation() -> Iterator[SetLimits]:
 
 
 def _apply_limits(limits: EvaluationLimits, file_count: int) -> None:
-    from gitboot.child_processes import ProcessUsage
-
     limits.set_limits(ProcessUsage.measure(), file_count)
 
 
@@ -169,7 +166,6 @@ def _continue_in_child(cache_opener: Callable[[], DiskCache] | None) -> Cache | 
     The parent serves the cache, waits for the child, and exits with the child's status.
     """
     import gitboot.evaluator.cache  # noqa: F401 - before the fork: both processes need it
-    from gitboot.child_processes import exit_with_parent
     from gitboot.evaluator.cache import RemoteCache
 
     parent_socket, child_socket = socket.socketpair()

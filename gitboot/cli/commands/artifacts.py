@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
@@ -25,7 +25,17 @@ from gitboot.artifacts.availability import (
     group_by_source,
     list_artifacts,
 )
-from gitboot.artifacts.downloads import FolderFetcher, PrefixFetcher, RegistryFetcher, WebFetcher
+from gitboot.artifacts.downloads import (
+    FolderFetcher,
+    MirroredArtifact,
+    MirrorOutcome,
+    PrefixFetcher,
+    RegistryFetcher,
+    WebFetcher,
+    get_mirror_path,
+    mirror_files,
+    prune_mirror,
+)
 from gitboot.artifacts.oci import OciReference, Registries, resolve
 from gitboot.artifacts.signatures import FileCheck, SignatureCheck, VendorKeys
 from gitboot.cli.commands.validate import FORMATS, format_problem_counts
@@ -57,9 +67,6 @@ from gitboot.resolve.fleet_decisions import FleetDecisions, find_server_sites
 from gitboot.resolve.server_decision import BootFile
 from gitboot.standard_streams import style
 from gitboot.text import format_count, format_suggestion, printable
-
-if TYPE_CHECKING:
-    from gitboot.artifacts.downloads import MirroredArtifact
 
 
 @click.group(cls=Group, example="gitboot artifacts verify fleet")
@@ -135,8 +142,6 @@ def download(
     A file is complete as soon as it exists. If you stop the command and start it again, it continues. gitboot deletes
     files that no decision needs any more, but not the files in assets/.
     """
-    from gitboot.artifacts.downloads import MirroredArtifact, MirrorOutcome, get_mirror_path, mirror_files, prune_mirror
-
     decided, found = load_artifacts(path, rev, sites)
     decisions = decided.decisions
     if Output.MIRROR not in decisions.outputs:

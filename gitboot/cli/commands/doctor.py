@@ -31,6 +31,7 @@ from gitboot.cli.options import (
     reject_old_variables,
     write_outputs,
 )
+from gitboot.cli.terminal import wrap_text
 from gitboot.errors import ArtifactMissing, BmcNotTrusted, GitbootError, HeldByAnother, UsageError
 from gitboot.files import check_output_directory, check_state_directory, is_directory
 from gitboot.jsonio import format_document
@@ -49,8 +50,8 @@ from gitboot.render.dhcp import (
 from gitboot.render.paths import BOOT, SIGNED_GRUB
 from gitboot.resolve.server_decision import Decisions, Host
 from gitboot.standard_streams import style
-from gitboot.status.conditions import find_remedy
-from gitboot.system_clock import ClockState
+from gitboot.status.conditions import fill_placeholders, find_remedy
+from gitboot.system_clock import ClockState, read_clock_state
 from gitboot.text import format_count, format_names, quote_words
 
 if TYPE_CHECKING:
@@ -137,8 +138,6 @@ def _run_checks(
     from gitboot.cli.instance_client import open_offline
     from gitboot.controller.instance.state_directory import has_ledger, read_own_lease, require_active
     from gitboot.git.repository import LIBGIT2_VERSION, list_features
-    from gitboot.status.conditions import fill_placeholders
-    from gitboot.system_clock import read_clock_state
 
     yield from check_git(list_features(), LIBGIT2_VERSION)
     yield from check_clock(read_clock_state())
@@ -182,8 +181,6 @@ def _check_instance(
 
 
 def _format_result(result: CheckResult) -> str:
-    from gitboot.cli.terminal import wrap_text
-
     indent = " " * len(f"{result.health:<8} {result.subject:<12} ")
     message = wrap_text(result.message, indent, continuation="    ").removeprefix(indent)
     health = style(f"{result.health:<8}", fg=_COLOURS[result.health])

@@ -25,7 +25,7 @@ from gitboot.cli.options import (
     path_option,
     write_outputs,
 )
-from gitboot.cli.terminal import wrap_text
+from gitboot.cli.terminal import format_table, wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, make_no_instance_error, require_ledger
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.evaluator.decision_history import (
@@ -269,8 +269,6 @@ def _list_installations(
 def _format_server(
     entries: Sequence[ChangingCommit | InvalidCommit], installations: Sequence[Installation] | None
 ) -> str:
-    from gitboot.cli.terminal import format_table
-
     if installations is None:
         return _format_text(entries)
     rows = [
@@ -296,8 +294,6 @@ def _build_server_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
 def _format_text(
     entries: Sequence[ChangingCommit | DocumentChange | InvalidCommit], *, is_document: bool = False
 ) -> str:
-    from gitboot.cli.terminal import format_table
-
     lines: list[str] = []
     for _, group in groupby(entries, key=lambda each: isinstance(each, InvalidCommit)):
         members = list(group)

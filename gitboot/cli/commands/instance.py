@@ -45,6 +45,7 @@ from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, O
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.open_ledger import open_ledger
+from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.standard_streams import has_reader, style
 from gitboot.status.conditions import FIRST_REVIEW, OR_WRITE, REASON_SEPARATOR, THEN_APPROVE, fill_state
 from gitboot.status.instance_status import add_age, parse_written_at
@@ -722,7 +723,6 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     )
     from gitboot.controller.operator_requests import STOP
     from gitboot.publish.tree_reader import write_stop_file
-    from gitboot.resolve.provisioning_record import StopOrder
 
     at, stoppage = current_time(), StopOrder(read_operator_name(), reason, everything)
     found = list_endpoint_folders(state := resolve_active_state(state))

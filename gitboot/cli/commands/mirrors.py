@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -24,6 +25,7 @@ from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachineRecorder
 from gitboot.files import convert_os_errors, is_directory, is_file, write_output_file
 from gitboot.jsonio import format_document, format_instant
+from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
 from gitboot.text import format_age, format_count
@@ -147,7 +149,6 @@ def command(
     from gitboot.publish.mirror_repair import render_mirror_files
     from gitboot.publish.signed_list_check import build_list_details, compare_with_list
     from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
-    from gitboot.render.paths import BOOT
 
     if program_folder is not None:
         if source is None or not keys:
@@ -235,11 +236,8 @@ def _repair_mirror(
 
 def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     from gitboot.publish.mirror_repair import BucketStore, FolderStore, MirrorStore
-    from gitboot.render.paths import BOOT
 
     if mirror.startswith(_STORE_SCHEMES):
-        from tempfile import TemporaryDirectory
-
         from gitboot.bmc.credentials import read_credentials
         from gitboot.publish.targets.folder import RsyncStore
         from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target

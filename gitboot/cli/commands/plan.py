@@ -43,6 +43,7 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import format_plan_source, format_table, format_time, wrap_on_terminal, wrap_text
+from gitboot.controller.instance.state_directory import require_ledger
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import check_output_folder, convert_os_errors, is_directory, is_file, write_output_file
 from gitboot.git.history import SHALLOW_CLONE, Blame, open_blame
@@ -313,7 +314,6 @@ def boot_script_command(
     """
     if tree is None:
         from gitboot.cli.instance_client import find_output_tree
-        from gitboot.controller.instance.state_directory import require_ledger
 
         if state is None:
             raise UsageError(

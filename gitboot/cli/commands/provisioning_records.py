@@ -36,7 +36,7 @@ from gitboot.cli.options import (
     state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import echo_wrapped
+from gitboot.cli.terminal import echo_wrapped, format_table, wrap_text
 from gitboot.controller.instance.assembly import OfflineInstance, simulate_initialisation
 from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
 from gitboot.controller.records.ledger_trust import InitMode, describe_unverified_ledger
@@ -199,8 +199,6 @@ def _format_first_records(
 
     ``other_records`` contains the records of machines without a Server document, by UUID.
     """
-    from gitboot.cli.terminal import format_table
-
     unknown = [(name, "-", "stays unknown and is not installed") for name, record in records.items() if record is None]
     known = [(name, record) for name, record in records.items() if record is not None]
     groups = [
@@ -468,8 +466,6 @@ def _describe_state(item: dict[str, Any]) -> str:
 
 
 def _format_text(items: list[dict[str, Any]], trust_problem: str | None, site: str | None = None) -> str:
-    from gitboot.cli.terminal import format_table, wrap_text
-
     header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
     unproven = [item["server"] for item in items if _describe_state(item) in _UNPROVEN_STATES]
     below = [wrap_text(trust_problem)] if trust_problem else []

@@ -24,7 +24,7 @@ from gitboot.cli.options import (
     state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import echo_wrapped
+from gitboot.cli.terminal import echo_wrapped, format_table
 from gitboot.controller.operator_requests import SECRET_FETCHES
 from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, encrypt, make_key
 from gitboot.errors import UsageError
@@ -228,8 +228,6 @@ def fetches(
     --confirm. The condition SecretsPrivate is then true until a new address fetches a secret, or until more than ten
     new fetches follow.
     """
-    from gitboot.cli.terminal import format_table
-
     if confirm is not None:
         _confirm_fetches(servers, selector, state, confirm)
         return

@@ -40,6 +40,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import StopRequest, log_format_option, log_to_events, print_event, stop_on_signal
 from gitboot.errors import LedgerError, LedgerLeft, UsageError
 from gitboot.files import check_fetch_log_folder, convert_os_errors, is_directory, is_file
+from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.store import PostgresAddress, read_address
 from gitboot.status.conditions import Event
 from gitboot.system_clock import read_clock_state
@@ -372,7 +373,6 @@ def check_shared_ledger(shared_ledger: PostgresAddress | None) -> tuple[str, str
     """Return an event type and a message if the shared ledger cannot accept records of fetches now, otherwise None."""
     if shared_ledger is None:
         return None
-    from gitboot.ledger.leader_lease import Holder
     from gitboot.ledger.postgresql import LeaseConnection
 
     try:

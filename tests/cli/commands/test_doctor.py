@@ -56,7 +56,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
 
 @pytest.fixture(autouse=True)
 def synchronised_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gitboot.system_clock.read_clock_state", lambda: ClockState.SYNCHRONISED)
+    monkeypatch.setattr(doctor, "read_clock_state", lambda: ClockState.SYNCHRONISED)
 
 
 def run_doctor(*arguments: object) -> tuple[int, dict[str, list[dict[str, Any]]]]:
