@@ -36,14 +36,6 @@ SetLimits = Callable[[int], None]
 
 OWN_PROCESS: Final = object()  # the context object of a command that runs in its own process, and not in a test
 
-_FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
-_LIMIT_BY_EXIT_STATUS: Final = {
-    -signal.SIGXCPU: "the evaluation exceeds its time limit",
-    -signal.SIGABRT: "the evaluation exceeds its memory limit",  # some libraries abort if they cannot allocate memory
-    -signal.SIGSEGV: "the evaluation probably exceeds its memory limit",  # some libraries do not check allocations
-}
-_SI_KERNEL: Final = 0x80  # sigaction(2): the signal came from a terminal, so the child received it too
-
 
 class _EvaluationSettings(Struct, frozen=True, kw_only=True):
     workers: int | None = None  # None: one worker for each processor
@@ -160,6 +152,9 @@ def open_cache(state: Path | None) -> DiskCache:
     )
 
 
+_FORWARDED: Final = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT})
+
+
 def _continue_in_child(cache_opener: Callable[[], DiskCache] | None) -> Cache | None:
     """Fork, and continue in the child.
 
@@ -182,6 +177,13 @@ def _continue_in_child(cache_opener: Callable[[], DiskCache] | None) -> Cache | 
     parent_socket.close()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return RemoteCache(child_socket.makefile("rb"), child_socket.makefile("wb")) if cache_opener is not None else None
+
+
+_LIMIT_BY_EXIT_STATUS: Final = {
+    -signal.SIGXCPU: "the evaluation exceeds its time limit",
+    -signal.SIGABRT: "the evaluation exceeds its memory limit",  # some libraries abort if they cannot allocate memory
+    -signal.SIGSEGV: "the evaluation probably exceeds its memory limit",  # some libraries do not check allocations
+}
 
 
 def _supervise_child(child: int, channel: socket.socket, cache_opener: Callable[[], DiskCache] | None) -> int:
@@ -213,6 +215,9 @@ def _supervise_child(child: int, channel: socket.socket, cache_opener: Callable[
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
         os.kill(os.getpid(), -code)
     return code
+
+
+_SI_KERNEL: Final = 0x80  # sigaction(2): the signal came from a terminal, so the child received it too
 
 
 def _wait_for_child(child: int) -> int:

@@ -202,8 +202,6 @@ OTHER_SCRIPT_PATHS: Final[Mapping[str, str]] = {"openchami": "bootscript?mac={ma
 # Systems that return the URL of a UKI for UEFI HTTP boot. boot-operator finds the machine by the addresses in
 # X-Forwarded-For.
 HTTP_BOOT_PATHS: Final[Mapping[str, str]] = {"boot-operator": "httpboot"}
-_OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
-_MAX_LINES: Final = 10_000  # the maximum number of lines in a script
 _URL: Final = re.compile(r"https?://[^\s;]+")
 
 
@@ -305,6 +303,10 @@ def _make_absolute(base: str, url: str) -> str:
     # Cobbler writes URLs of other servers in GRUB's notation even in iPXE scripts.
     url = re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url)
     return urljoin(base, url) if split_url_or_none(url) is not None else url
+
+
+_OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
+_MAX_LINES: Final = 10_000  # the maximum number of lines in a script
 
 
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:

@@ -44,15 +44,6 @@ from gitboot.problems import Code
 from gitboot.quoting import QuotingError, quote_ipxe_arguments
 from gitboot.text import format_count, printable
 
-_NO_UUID: Final = remark_missing(
-    "the source does not contain the UUID: add the UUID that `dmidecode -s system-uuid` or the BMC shows"
-)
-_GUESSED_ARCHITECTURE: Final = remark_guessed(
-    "the source does not contain the architecture, so the import wrote x86_64: check this value"
-)
-_GUESSED_FIRMWARE: Final = remark_guessed(
-    "the source does not contain the firmware, so the import wrote UEFI: check this value"
-)
 PENDING: Final = "pending"  # the folder for documents that a person must complete
 IGNORE: Final = f"# Documents from `gitboot import` that a person must complete (see import-report.md)\n/{PENDING}/\n"
 
@@ -211,6 +202,17 @@ def _is_duplicate_identity(identity: str, name: str, owners: dict[str, str], rem
             remark_lost(f"the {identity} was left out, because {owner} also has it: correct one of the two machines")
         )
     return owner != name
+
+
+_NO_UUID: Final = remark_missing(
+    "the source does not contain the UUID: add the UUID that `dmidecode -s system-uuid` or the BMC shows"
+)
+_GUESSED_ARCHITECTURE: Final = remark_guessed(
+    "the source does not contain the architecture, so the import wrote x86_64: check this value"
+)
+_GUESSED_FIRMWARE: Final = remark_guessed(
+    "the source does not contain the firmware, so the import wrote UEFI: check this value"
+)
 
 
 def _render_server(

@@ -32,21 +32,6 @@ from gitboot.resolve.secret_scan import is_secret_argument
 
 T = TypeVar("T")
 Texts = Mapping[str, str]  # the texts of the files in a source, by path
-_ARCHITECTURES: Final = {
-    "amd64": Architecture.X86_64,
-    "x86_64": Architecture.X86_64,
-    "x86-64": Architecture.X86_64,
-    "x64": Architecture.X86_64,
-    "aarch64": Architecture.AARCH64,
-    "arm64": Architecture.AARCH64,
-    "arm-a64": Architecture.AARCH64,  # a value of Processor.InstructionSet in Redfish
-}
-_FIRMWARES: Final = {
-    "uefi": Firmware.UEFI,
-    "uefisecureboot": Firmware.UEFI,
-    "legacy": Firmware.BIOS,
-    "bios": Firmware.BIOS,
-}
 
 
 def parse_json(path: str, text: str) -> Any:
@@ -192,6 +177,17 @@ def parse_uuid_or_none(value: object) -> SystemUuid | None:
     return _parse_or_none(parse_lookup_uuid, value) if isinstance(value, str) and value else None
 
 
+_ARCHITECTURES: Final = {
+    "amd64": Architecture.X86_64,
+    "x86_64": Architecture.X86_64,
+    "x86-64": Architecture.X86_64,
+    "x64": Architecture.X86_64,
+    "aarch64": Architecture.AARCH64,
+    "arm64": Architecture.AARCH64,
+    "arm-a64": Architecture.AARCH64,  # a value of Processor.InstructionSet in Redfish
+}
+
+
 def parse_architecture(value: object) -> str | None:
     """Return the name that documents use for an architecture, or None if the value is empty.
 
@@ -199,6 +195,14 @@ def parse_architecture(value: object) -> str | None:
     """
     text = (as_text(value) or "").strip().lower()
     return _ARCHITECTURES.get(text, text) or None
+
+
+_FIRMWARES: Final = {
+    "uefi": Firmware.UEFI,
+    "uefisecureboot": Firmware.UEFI,
+    "legacy": Firmware.BIOS,
+    "bios": Firmware.BIOS,
+}
 
 
 def parse_firmware(value: object) -> Firmware | None:

@@ -29,7 +29,6 @@ from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
 from gitboot.review.risks import Effect, Risk
 
-_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # fields that differ between all servers
 RENDERED_LINES: Final = 50_000  # the maximum number of lines in all rendered diffs together
 
 
@@ -247,6 +246,9 @@ def _summarize_policy(fields: Mapping[str, Any] | None) -> str | None:
         return None
     image = policy["boot"]["image"] if policy["boot"] else "local disk"
     return f"{policy['policy']}, {policy['networkBoot']}, {image}"
+
+
+_IDENTITY_FIELDS: Final = ("server", "uuid", "replaces", "macs", "serial")  # fields that differ between all servers
 
 
 def _get_comparable_fields(decision: Decision | None) -> Mapping[str, Any] | None:

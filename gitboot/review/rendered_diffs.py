@@ -26,10 +26,6 @@ from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 from gitboot.review.decision_changes import ServerChange
 from gitboot.text import format_count, format_omitted
 
-_CONTEXT_LINES: Final = 2  # number of unchanged lines around each difference
-# maximum number of lines in one diff; an additional line shows the number of omitted lines
-_MAX_DIFF_LINES: Final = 4_000
-_NO_LINE_END: Final = "\\ No newline at end of file"  # as in the diffs of Git
 Texts = dict[str, str]  # texts by file name, such as boot.ipxe or user-data
 Boots = dict[str, Texts]  # files by boot, such as BootPolicy or Maintenance/memory-test
 
@@ -167,6 +163,12 @@ def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> I
             hidden = ((old_hidden - new_hidden) + (new_hidden - old_hidden)).total()
             if lines := _diff_texts(*shown, file, hidden):
                 yield RenderedDiff(boot=boot, file=file, lines=tuple(lines))
+
+
+_CONTEXT_LINES: Final = 2  # number of unchanged lines around each difference
+# maximum number of lines in one diff; an additional line shows the number of omitted lines
+_MAX_DIFF_LINES: Final = 4_000
+_NO_LINE_END: Final = "\\ No newline at end of file"  # as in the diffs of Git
 
 
 def _diff_texts(old: str | None, new: str | None, file: str, hidden_lines: int) -> list[str]:

@@ -75,12 +75,6 @@ from gitboot.standard_streams import style
 from gitboot.status.conditions import fill_state
 from gitboot.text import format_count, format_names, printable, quote_words
 
-_STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned", "with no plan")
-_PLURALS: Final = {"needs an operator": "need an operator", "differs from the plan": "differ from the plan"}
-_MAX_NAMES: Final = 5
-# the texts for people by state; the JSON output contains the keys
-_EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}
-
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot bmc get --state /var/lib/gitboot")
 def command() -> None:
@@ -414,6 +408,12 @@ def _format_json(inspections: list[Inspection]) -> str:
     return format_document(items=[each.facts() for each in inspections])
 
 
+_STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned", "with no plan")
+_PLURALS: Final = {"needs an operator": "need an operator", "differs from the plan": "differ from the plan"}
+# the texts for people by state; the JSON output contains the keys
+_EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}
+
+
 def _format_text(inspections: list[Inspection], state: Path, *, is_detailed: bool) -> str:
     rows = []
     counts: Counter[str] = Counter()
@@ -459,6 +459,9 @@ def _format_text(inspections: list[Inspection], state: Path, *, is_detailed: boo
         if (number := counts[what])
     )
     return "\n".join([*lines, f"{format_count(len(inspections), 'BMC')}: {summary or 'none'}"])
+
+
+_MAX_NAMES: Final = 5
 
 
 def _explain_inspections(inspections: list[Inspection], state: Path) -> Iterator[str]:

@@ -260,15 +260,18 @@ def _format_scan(
     )
 
 
-_SCHEMES: Final = ("https", "http", "ipmi")
-
-
 class _BmcLine(Struct, frozen=True, kw_only=True):
     """One BMC, network or host to enrol, and what the operator states about it."""
 
     place: str
     name: str | None = None  # the name of the server; None: gitboot chooses a name
     macs: tuple[MacAddress, ...] = ()  # for a machine whose BMC shows no network interfaces
+
+
+_WEAKNESSES: Final = {
+    "http": "HTTP does not use certificates, and does not encrypt the password",
+    "ipmi": "IPMI does not use certificates, and any client can get a hash of the password",
+}
 
 
 _NEXT: Final = """\
@@ -278,14 +281,6 @@ Done. Next steps:
   git -C {path} add --all
   git -C {path} commit -m 'Enrol BMCs'
   gitboot run {path} --state {state} --credentials {credentials} --out OUTPUT   # if no instance runs yet"""
-
-
-_WEAKNESSES: Final = {
-    "http": "HTTP does not use certificates, and does not encrypt the password",
-    "ipmi": "IPMI does not use certificates, and any client can get a hash of the password",
-}
-
-
 _SILENT: Final = "no Redfish service responded"
 
 
@@ -535,6 +530,9 @@ def _is_mac(text: str) -> bool:
         return bool(parse_mac(text))
     except Malformed:
         return False
+
+
+_SCHEMES: Final = ("https", "http", "ipmi")
 
 
 def _map_addresses_to_lines(lines: Sequence[_BmcLine], ports: Sequence[int]) -> dict[str, _BmcLine]:

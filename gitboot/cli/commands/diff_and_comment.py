@@ -206,11 +206,6 @@ def _format_review(format: str, result: Review, path: Path, range: str) -> str:
 
 # GitHub accepts this number of characters; `gitboot diff` writes at most 60,000 bytes.
 _MAX_REVIEW_BYTES: Final = 65_536
-# A GitLab note may have 1,000,000 characters ("Instance limits" of GitLab), and each character may need six bytes in
-# JSON.
-_COMMENTS_PER_PAGE: Final = 10
-_MAX_ANSWER_BYTES: Final = 64 << 20
-_MAX_PAGES: Final = 1000  # GitLab allows 5000 notes, GitHub 2500 comments
 
 
 def _parse_folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
@@ -303,6 +298,13 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
                 "write the file with `gitboot diff -o markdown=FILE`"
             )
     return text
+
+
+# A GitLab note may have 1,000,000 characters ("Instance limits" of GitLab), and each character may need six bytes in
+# JSON.
+_COMMENTS_PER_PAGE: Final = 10
+_MAX_ANSWER_BYTES: Final = 64 << 20
+_MAX_PAGES: Final = 1000  # GitLab allows 5000 notes, GitHub 2500 comments
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -432,19 +434,6 @@ def _read_field(value: Any, *names: str) -> Any:
     return value
 
 
-_MAX_GROUPS: Final = 50  # maximum number of groups in the output
-_MAX_DIFF_LINES: Final = 400  # maximum number of lines of a rendered diff in the output
-_MAX_LIMITS: Final = 20  # maximum number of limits in the output
-_MAX_IMAGES: Final = 20  # maximum number of images in the output
-_COLOURS: Final = {
-    ReviewOutcome.HELD: "red",
-    ReviewOutcome.INVALID: "red",
-    ReviewOutcome.FINE: "green",
-    ReviewOutcome.UNCHANGED: "green",
-}
-_SIGN_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
-
-
 def format_review_text(review: Review, prefix: str) -> str:
     """Format the review as text, with the most important parts first. ``prefix`` is the path of the fleet folder."""
     sections = (
@@ -471,6 +460,14 @@ def _wrap_lines(text: str, indent: str = "  ") -> str:
     return wrap_text(text, indent, continuation=f"{indent}  ")
 
 
+_COLOURS: Final = {
+    ReviewOutcome.HELD: "red",
+    ReviewOutcome.INVALID: "red",
+    ReviewOutcome.FINE: "green",
+    ReviewOutcome.UNCHANGED: "green",
+}
+
+
 def _format_verdict(review: Review) -> Iterator[str]:
     headline = review.headline
     yield style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
@@ -491,6 +488,9 @@ def _format_blast_radius(review: Review) -> Iterator[str]:
         yield format_table(found[0], found[1:])
         if (note := review.note_on_harmless_changes) is not None:
             yield _wrap_lines(note)
+
+
+_MAX_LIMITS: Final = 20  # maximum number of limits in the output
 
 
 def _format_guards(review: Review) -> Iterator[str]:
@@ -525,6 +525,9 @@ def _format_dangers(review: Review) -> Iterator[str]:
             yield f"    {left}"
 
 
+_MAX_IMAGES: Final = 20  # maximum number of images in the output
+
+
 def _format_provenance(review: Review) -> Iterator[str]:
     found = review.provenance
     if found.images or found.rules or found.sources:
@@ -539,6 +542,9 @@ def _format_provenance(review: Review) -> Iterator[str]:
         yield _wrap_lines(f"{document}{at}: {text}")
     if any(map(phrases.has_unverified_claims, found.images)):
         yield _wrap_lines(phrases.CLAIMS_NOTE)
+
+
+_MAX_GROUPS: Final = 50  # maximum number of groups in the output
 
 
 def _format_groups(review: Review) -> Iterator[str]:
@@ -584,6 +590,10 @@ def _format_group(group: Group) -> list[str]:
 def _format_cause(cause: ChangeCause) -> str:
     at = f"{cause.place_prefix} {':'.join(map(str, cause.place))}" if cause.place else ""
     return _wrap_lines(f"{cause}{at}: {phrases.format_cause(cause)}")
+
+
+_MAX_DIFF_LINES: Final = 400  # maximum number of lines of a rendered diff in the output
+_SIGN_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:

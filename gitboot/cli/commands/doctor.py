@@ -57,8 +57,6 @@ from gitboot.text import format_count, format_names, quote_words
 if TYPE_CHECKING:
     from gitboot.controller.instance.assembly import OfflineInstance
 
-_COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
-
 
 @click.command(
     context_settings=VARIABLES,
@@ -180,18 +178,14 @@ def _check_instance(
     yield from check_proxy_urls(instance.commit.decisions)
 
 
+_COLOURS: Final = {"ok": "green", "warning": "yellow", "failed": "red"}
+
+
 def _format_result(result: CheckResult) -> str:
     indent = " " * len(f"{result.health:<8} {result.subject:<12} ")
     message = wrap_text(result.message, indent, continuation="    ").removeprefix(indent)
     health = style(f"{result.health:<8}", fg=_COLOURS[result.health])
     return f"{health} {result.subject:<12} {message}" + (f"\n    {result.hint}" if result.hint else "")
-
-
-_ACCEPTED_FLEET: Final = "STATE/repository.git --rev refs/gitboot/accepted"  # the fleet that the instance has accepted
-_LOADERS: Final = f"gitboot artifacts loaders --out OUTPUT/boot --path {_ACCEPTED_FLEET}"
-_MIN_FREE_SHARE: Final = 0.1  # gitboot warns if less than this fraction of a file system is free
-_FILES_PER_SERVER: Final = 6  # approximate number of files for each server in the output tree
-_TIMEOUT_S: Final = 5.0
 
 
 class Health(StrEnum):
@@ -294,6 +288,9 @@ def check_named_ledger(instance: OfflineInstance) -> CheckResults:
             f"{format_count(bmcs, 'server')}",
             find_remedy("BmcsSet", "LedgerNotNamed", {"LEDGER": identity}),
         )
+
+
+_FILES_PER_SERVER: Final = 6  # approximate number of files for each server in the output tree
 
 
 def check_output(output: Path, state: Path, *, servers: int) -> CheckResults:
@@ -437,6 +434,9 @@ def _is_address(host: str) -> bool:
     return True
 
 
+_TIMEOUT_S: Final = 5.0
+
+
 def check_cipher_suites(url: str) -> CheckResults:
     """Check whether firmware can boot from an https URL."""
     from gitboot.endpoint.tls import has_firmware_suites
@@ -455,6 +455,8 @@ def check_cipher_suites(url: str) -> CheckResults:
 
 
 _DHCP_OUTPUTS: Final = frozenset({Output.DHCP_DNSMASQ, Output.DHCP_KEA, Output.DHCP_PROXY})
+_ACCEPTED_FLEET: Final = "STATE/repository.git --rev refs/gitboot/accepted"  # the fleet that the instance has accepted
+_LOADERS: Final = f"gitboot artifacts loaders --out OUTPUT/boot --path {_ACCEPTED_FLEET}"
 
 
 def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
@@ -634,6 +636,9 @@ def check_proxy_urls(decisions: Decisions) -> CheckResults:
             f"not contain {url}",
             "use a shorter `baseURL`, or the output `dhcp-dnsmasq` or `dhcp-kea`",
         )
+
+
+_MIN_FREE_SHARE: Final = 0.1  # gitboot warns if less than this fraction of a file system is free
 
 
 def _check_free_space(folder: Path, *, files: int) -> CheckResults:

@@ -51,8 +51,6 @@ from gitboot.review.decision_changes import EffectKind, ServerEffect, ValueChang
 from gitboot.standard_streams import style
 from gitboot.text import format_suggestion
 
-_DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image; only the JSON output shows them
-
 
 @click.command(
     cls=Command,
@@ -324,6 +322,9 @@ def _format_invalid_commits(entries: Sequence[InvalidCommit], *, is_document: bo
     else:
         text = f"({commits} invalid, and did not change any decision: {newest.problem})"
     return style(text, fg="bright_black")
+
+
+_DERIVED_FIELDS: Final = ("version", "files")  # fields that follow from the image; only the JSON output shows them
 
 
 def _format_effect_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:

@@ -68,9 +68,6 @@ from gitboot.review.images import (
 from gitboot.standard_streams import style
 from gitboot.text import format_count, format_names, format_suggestion
 
-_MAX_STEPS: Final = 8  # rows for the percentages at which servers join, as in page.js
-_MAX_NAMES: Final = 3  # maximum number of servers in a cell
-
 
 @click.command(
     cls=Command,
@@ -189,11 +186,17 @@ def _format_stream(stream: StreamUse) -> tuple[str, ...]:
     return stream.name, str(sum(stream.images.values())), current, rollout
 
 
+_MAX_NAMES: Final = 3  # maximum number of servers in a cell
+
+
 def _format_opt_out(opt_out: OptOutUse) -> tuple[str, ...]:
     deadline = f"{opt_out.until:%Y-%m-%d}" if opt_out.until is not None else "-"
     if opt_out.overdue:
         deadline = style(f"{deadline} overdue", fg="red")
     return opt_out.what, opt_out.image, deadline, format_names(opt_out.servers, _MAX_NAMES) or "none"
+
+
+_MAX_STEPS: Final = 8  # rows for the percentages at which servers join, as in page.js
 
 
 def _format_next_servers(joining: Sequence[JoiningServers]) -> Iterator[tuple[str, str, str]]:
@@ -342,9 +345,6 @@ def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
             yield wrap_text(f"this proposal supersedes the branch {superseded}", "    ")
         if each.commit is None and each.document:
             yield from ("", each.document)
-
-
-_PERCENT_FIELD: Final = ("spec", "rollout", "percent")
 
 
 class PercentListType(click.ParamType[tuple[int, ...]]):
@@ -548,6 +548,9 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
             "installers report their completion. To advance without proof, add --accept-fetched"
         )
     return found
+
+
+_PERCENT_FIELD: Final = ("spec", "rollout", "percent")
 
 
 def _build_change(

@@ -37,10 +37,28 @@ CI: Final = (  # hidden files, which are not part of the fleet
 THIS_VERSION: Final = f"gitboot=={__version__}"
 SCHEMAS: Final = ".gitboot/schemas"  # in a hidden folder, which is not part of the fleet
 PACKAGES: Final = ".gitboot/requirements.txt"  # with hashes, for the CI jobs that use a token
-# The requirements of gitboot with hashes, written by `scripts/lock`.
-_REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")
-# The script of the jobs that check the proposals of `gitboot update-images`, and open pull requests for them.
-_PROPOSE_IMAGES: Final = Path(__file__).with_name("propose_images.sh")
+_NEXT: Final = """\
+Wrote a fleet with one server to {directory}. Next steps:
+
+  cd {quoted}
+  gitboot validate                 # print each problem with a hint
+  gitboot plan --records fresh     # what web01 boots
+  $EDITOR fleet.yaml servers/*     # your URL, your machines
+
+Then commit, and see README.md. The variable GITBOOT in the CI files names the gitboot for CI.{hashes}\
+"""
+_HASH_MISSING: Final = f"""
+The CI jobs that write comments fail until you run the command in {PACKAGES}, which adds a hash.\
+"""
+_EXISTS: Final = "{name} already exists and was not changed{hint}"
+_HINTS: Final = {
+    _GITLAB: ": add `include: [{{local: .gitlab/gitboot{slug}.yml}}]` to this file",
+    ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to this file",
+}
+_UNKNOWN_SOURCE: Final = f"""
+Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index \
+does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
+"""
 
 
 @click.command(
@@ -121,6 +139,14 @@ def build_ci_file_path(name: str, subpath: str) -> str:
     return name.replace(".yml", f"{slug}.yml") if name.startswith((".github/", ".gitea/")) else name
 
 
+# The script of the jobs that check the proposals of `gitboot update-images`, and open pull requests for them.
+_PROPOSE_IMAGES: Final = Path(__file__).with_name("propose_images.sh")
+_PROPOSE: Final = re.compile(r"(?m)^( *)@PROPOSE_IMAGES@\n")
+_VARIABLES: Final = re.compile(
+    r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT|SIGNATURES|UPDATE_IMAGES)\b"
+)
+
+
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     """Return the content of a file in the new fleet. The CI jobs of the fleet install the requirement ``gitboot``."""
     place = _build_placeholders(subpath)
@@ -136,6 +162,22 @@ def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -
     ):
         text = text.replace(token, value)
     return text
+
+
+# The requirements of gitboot with hashes, written by `scripts/lock`.
+_REQUIREMENTS: Final = Path(__file__).with_name("requirements.txt")
+_PACKAGES: Final = """\
+# The packages for the CI jobs that have a token: gitboot and its dependencies, each package with its hash.
+# These jobs read this file from the default branch. Replace the file when you upgrade gitboot.
+"""
+_NO_HASH: Final = """\
+# The hash of gitboot is missing, so these jobs fail. Run this at the top of the repository, and commit the file:
+#   d=$(mktemp -d) && pip download --no-deps --only-binary :all: --dest "$d" {requirement} && sed -i "/^gitboot/s,MISSING,$(sha256sum "$d"/*.whl | cut -c -64)," {path}
+"""  # noqa: E501 - one line to paste
+_NO_HASH_OF_GIT: Final = """\
+# The hash of gitboot is missing, so these jobs fail. pip cannot check the hash of a Git repository. Build a wheel
+# with `pip wheel --no-deps`, put it on a web server, and write here: gitboot @ URL --hash=sha256:DIGEST
+"""
 
 
 def build_requirements_file(gitboot: str = THIS_VERSION, subpath: str = "") -> str:
@@ -160,48 +202,6 @@ def _build_placeholders(subpath: str) -> dict[str, str]:
     return {"slug": f"-{slug}" if subpath else "", "subpath": subpath}
 
 
-_PROPOSE: Final = re.compile(r"(?m)^( *)@PROPOSE_IMAGES@\n")
-_VARIABLES: Final = re.compile(
-    r"\bGITBOOT_(?:ACCEPTED|IMAGE_KEYS|ROLLOUT_STEPS|ROLLOUT_AFTER|ROLLOUT|SIGNATURES|UPDATE_IMAGES)\b"
-)
-_PACKAGES: Final = """\
-# The packages for the CI jobs that have a token: gitboot and its dependencies, each package with its hash.
-# These jobs read this file from the default branch. Replace the file when you upgrade gitboot.
-"""
-_NO_HASH: Final = """\
-# The hash of gitboot is missing, so these jobs fail. Run this at the top of the repository, and commit the file:
-#   d=$(mktemp -d) && pip download --no-deps --only-binary :all: --dest "$d" {requirement} && sed -i "/^gitboot/s,MISSING,$(sha256sum "$d"/*.whl | cut -c -64)," {path}
-"""  # noqa: E501 - one line to paste
-_NO_HASH_OF_GIT: Final = """\
-# The hash of gitboot is missing, so these jobs fail. pip cannot check the hash of a Git repository. Build a wheel
-# with `pip wheel --no-deps`, put it on a web server, and write here: gitboot @ URL --hash=sha256:DIGEST
-"""
-_NEXT: Final = """\
-Wrote a fleet with one server to {directory}. Next steps:
-
-  cd {quoted}
-  gitboot validate                 # print each problem with a hint
-  gitboot plan --records fresh     # what web01 boots
-  $EDITOR fleet.yaml servers/*     # your URL, your machines
-
-Then commit, and see README.md. The variable GITBOOT in the CI files names the gitboot for CI.{hashes}\
-"""
-_HASH_MISSING: Final = f"""
-The CI jobs that write comments fail until you run the command in {PACKAGES}, which adds a hash.\
-"""
-_EXISTS: Final = "{name} already exists and was not changed{hint}"
-_HINTS: Final = {
-    _GITLAB: ": add `include: [{{local: .gitlab/gitboot{slug}.yml}}]` to this file",
-    ".pre-commit-config.yaml": ": add a hook that runs `gitboot validate {subpath}` to this file",
-}
-_UNKNOWN_SOURCE: Final = f"""
-Warning: CI may have no source for this version of gitboot. The CI files install {THIS_VERSION}. If your package index \
-does not have that version, change GITBOOT in these files, or use `gitboot init --gitboot`.\
-"""
-# these installers use a package index, unless the package metadata contains another origin
-_FROM_INDEX: Final = ("pip", "uv")
-
-
 def find_installed_requirement() -> str | None:
     """Return the requirement from which gitboot was installed (PEP 610).
 
@@ -212,6 +212,10 @@ def find_installed_requirement() -> str | None:
     except PackageNotFoundError:
         return None
     return find_requirement(found)
+
+
+# these installers use a package index, unless the package metadata contains another origin
+_FROM_INDEX: Final = ("pip", "uv")
 
 
 def find_requirement(package: Distribution) -> str | None:

@@ -56,12 +56,6 @@ if TYPE_CHECKING:
     from gitboot.fetchlog.unknown_machines import UnknownMachines
 
 
-_MAX_PROBLEMS: Final = 10
-_POLL_S: Final = 0.5  # seconds between checks for new events
-_MAX_INSTALLATIONS: Final = 10
-_MAX_SERVERS: Final = 20
-
-
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
@@ -156,6 +150,9 @@ _COUNT_TEXTS: Final = {
     "Made": "Booted",
     "Served/Attempted": "Served",
 }
+_MAX_PROBLEMS: Final = 10
+_MAX_INSTALLATIONS: Final = 10
+_MAX_SERVERS: Final = 20
 
 
 def _format_text(status: dict[str, Any], state: Path) -> str:
@@ -291,6 +288,9 @@ def _format_approval(remedy: str, held: Mapping[str, Any]) -> Iterator[str]:
     if lines := held.get("lines", ()):
         yield f"    Or write this into {rest.partition(OR_WRITE)[2]}:"
         yield from (f"       {line}" for line in lines)
+
+
+_POLL_S: Final = 0.5  # seconds between checks for new events
 
 
 @click.command(

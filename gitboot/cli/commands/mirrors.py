@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from gitboot.publish.mirror_comparison import FolderMirror, MirrorReport, WebMirror
     from gitboot.publish.mirror_repair import MirrorStore
 
-_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # URL schemes of targets that are not folders on this machine
-
 
 @click.command(
     cls=Command,
@@ -232,6 +230,9 @@ def _repair_mirror(
     )
     if report.extra_paths:
         context.exit(Exit.PARTIAL)
+
+
+_STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # URL schemes of targets that are not folders on this machine
 
 
 def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:

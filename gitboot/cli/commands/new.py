@@ -249,9 +249,6 @@ def open_image_keys(directory: Path | None) -> Iterator[VendorKeys]:
         yield VendorKeys(directory, Path(scratch))
 
 
-_ROLES: Final = {".iso": FileRole.ISO, ".efi": FileRole.UKI}  # the role of a single file, by the end of its name
-
-
 _file_options = combine_options(
     *(
         click.option(
@@ -398,6 +395,9 @@ def image(
     }
     text = partial(str, built.text) if dry_run else partial(_format_text, built, file, path)
     write_outputs(outputs, json=partial(format_document, **facts), text=text)
+
+
+_ROLES: Final = {".iso": FileRole.ISO, ".efi": FileRole.UKI}  # the role of a single file, by the end of its name
 
 
 def _guess_role(url: str) -> FileRole:

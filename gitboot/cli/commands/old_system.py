@@ -66,11 +66,6 @@ from gitboot.text import format_count
 if TYPE_CHECKING:
     from gitboot.fleet.documents import FleetRepository
 
-_MAX_SCRIPT_BYTES: Final = 1 << 20  # maximum size of one response
-_MAX_FILE_BYTES: Final = 1 << 32  # maximum size of one file that machines boot
-_CHUNK_BYTES: Final = 1 << 20
-_MAX_REDIRECTS: Final = 3  # the maximum number of redirects from one script to the next
-
 
 @click.command(
     cls=Command,
@@ -283,6 +278,9 @@ def _fetch_old_boot(
     return None
 
 
+_MAX_REDIRECTS: Final = 3  # the maximum number of redirects from one script to the next
+
+
 def _fetch_old_script(
     client: HttpClient, old_url: str, shape: str, machine: ComparedMachine, timeout_s: float
 ) -> OldBoot | None:
@@ -316,6 +314,10 @@ def _fetch_http_boot(
     return parse_http_boot(answer, machine.uuid, f"{root}/ignition/{machine.uuid}") if answer else None
 
 
+_CHUNK_BYTES: Final = 1 << 20
+_MAX_FILE_BYTES: Final = 1 << 32  # maximum size of one file that machines boot
+
+
 def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
     """Return the SHA-256 of the file at a URL.
 
@@ -333,6 +335,9 @@ def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
 def _is_same_host(url: str, old_url: str) -> bool:
     old_parts, url_parts = urlsplit(old_url), split_url_or_none(url)
     return url_parts is not None and (old_parts.scheme, old_parts.netloc) == (url_parts.scheme, url_parts.netloc)
+
+
+_MAX_SCRIPT_BYTES: Final = 1 << 20  # maximum size of one response
 
 
 def _fetch_text(client: HttpClient, url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> str | None:
@@ -383,11 +388,6 @@ def _format_markdown(comparisons: list[BootComparison]) -> str:
 
 
 REPORT: Final = "import-report.md"
-_DIGESTS_FILE: Final = ".gitboot/import.json"  # the file with the digests of all files that the last import wrote
-_MAX_BYTES: Final = 16 << 20  # the limit for each file, because a directory may also contain kernels and images
-_MAX_DATA_BYTES: Final = 256 << 20  # the limit for a file that is the source or has one of these suffixes
-_DATA_SUFFIXES: Final = (".json", ".yaml", ".yml", ".tfstate", ".conf")
-_MAX_FILES: Final = 50_000  # files
 _MAX_REASONS: Final = 10  # maximum number of reasons in the error for a source without machines
 _HELP: Final = """Generate a fleet from another system's data.
 
@@ -500,6 +500,12 @@ def import_command(system: str, source: Path, out: Path, uuids: Path | None, sum
     click.echo(f"{out}: {summarize_import(fleet)}{skipped}; see {out / REPORT}", err=True)
 
 
+_MAX_BYTES: Final = 16 << 20  # the limit for each file, because a directory may also contain kernels and images
+_MAX_DATA_BYTES: Final = 256 << 20  # the limit for a file that is the source or has one of these suffixes
+_DATA_SUFFIXES: Final = (".json", ".yaml", ".yml", ".tfstate", ".conf")
+_MAX_FILES: Final = 50_000  # files
+
+
 def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
     paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
     if len(paths) > _MAX_FILES:
@@ -519,6 +525,9 @@ def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
 def _read_text(path: Path) -> str:
     with convert_os_errors(path, "read"):
         return path.read_text(errors="replace")
+
+
+_DIGESTS_FILE: Final = ".gitboot/import.json"  # the file with the digests of all files that the last import wrote
 
 
 class _ImportTarget:

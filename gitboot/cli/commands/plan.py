@@ -445,8 +445,6 @@ _KINDS: Final = (
     "Maintenance",
     "Any",
 )
-_WIDTH: Final = 40
-_COMMENT_COLOUR: Final = "bright_black"
 
 
 @click.command(
@@ -627,6 +625,10 @@ def _filter_field(explanation: Explanation, field: str) -> Explanation:
 def _list_field_names(reasons: Iterable[Reason]) -> list[str]:
     """Return the names of the top-level fields, without keys and indexes."""
     return list(dict.fromkeys(re.split(r"[.\[]", each.field, maxsplit=1)[0] for each in reasons))
+
+
+_WIDTH: Final = 40
+_COMMENT_COLOUR: Final = "bright_black"
 
 
 def _format_text(explanation: Explanation, blame: Blame | None) -> str:

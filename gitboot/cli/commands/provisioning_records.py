@@ -58,14 +58,6 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.text import format_count, format_omitted, format_suggestion, quote_words
 
-_STATE_ORDER: Final = (
-    *("unknown", "consumed", "failed", "served", "started", "pending"),
-    *("drifted", "provisioned"),
-)
-_UNPROVEN_STATES: Final = _STATE_ORDER[:3]
-_MAX_VERSION: Final = 200  # maximum length of a version that an operator can enter
-_MAX_NAMES: Final = 20  # maximum number of names in a command that a person types
-
 
 @click.group(context_settings=VARIABLES, cls=Group, example="gitboot records show --state /var/lib/gitboot")
 def records_command() -> None:
@@ -239,6 +231,9 @@ def confirm_clock(state: Path, reason: str) -> None:
     later and then stops, confirm the clock again.
     """
     echo_wrapped(request_change(state, CLOCK, {"reason": reason}))
+
+
+_MAX_VERSION: Final = 200  # maximum length of a version that an operator can enter
 
 
 @records_command.command(
@@ -433,6 +428,12 @@ def _read_exported_records(file: Path, hint: str = "") -> dict[SystemUuid, Recor
         raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
 
 
+_STATE_ORDER: Final = (
+    *("unknown", "consumed", "failed", "served", "started", "pending"),
+    *("drifted", "provisioned"),
+)
+
+
 def _build_record_items(instance: OfflineInstance) -> list[dict[str, Any]]:
     items = []
     for name, decision in instance.commit.decisions.servers.items():
@@ -463,6 +464,10 @@ def _describe_state(item: dict[str, Any]) -> str:
     if step == "provisioned":
         return "drifted" if item["drift"] else "provisioned"
     return step
+
+
+_UNPROVEN_STATES: Final = _STATE_ORDER[:3]
+_MAX_NAMES: Final = 20  # maximum number of names in a command that a person types
 
 
 def _format_text(items: list[dict[str, Any]], trust_problem: str | None, site: str | None = None) -> str:

@@ -68,11 +68,6 @@ if TYPE_CHECKING:
     from gitboot.controller.instance.assembly import Instance
     from gitboot.controller.loop import Loop, WakeSignal
 
-# Maximum time from a signal to the end of the process. The instance can be interrupted at any point, because all writes
-# are durable.
-_MAX_SHUTDOWN_S: Final = 4.5
-_MAX_NOTIFY_S: Final = 15.0  # maximum time to report to a forge after one reconcile
-_FINAL_NOTIFY_S: Final = 1.0  # maximum time to report to a forge at the end of the process
 _SECTIONS: Final = {  # sections of the help page; the first section contains the most frequent options
     "Git repository": (
         *("subpath", "poll_s", "git_credentials", "git_ssh", "ca_bundle", "push_secret"),
@@ -541,6 +536,12 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
     return Exit.FINE
 
 
+_FINAL_NOTIFY_S: Final = 1.0  # maximum time to report to a forge at the end of the process
+# Maximum time from a signal to the end of the process. The instance can be interrupted at any point, because all writes
+# are durable.
+_MAX_SHUTDOWN_S: Final = 4.5
+
+
 def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
     """Reconcile as the active instance until a signal arrives. Return whether another instance took over."""
     with pause_garbage_collection():  # the objects of imported modules stay in memory
@@ -569,6 +570,9 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
             print_new_event("Stopped", "gitboot stopped; the published files remain")
     signal.setitimer(signal.ITIMER_REAL, 0)  # while it exits, the interpreter has no signal handler
     return wake_signal.is_stopped
+
+
+_MAX_NOTIFY_S: Final = 15.0  # maximum time to report to a forge after one reconcile
 
 
 @pause_garbage_collection()  # the process ends afterwards

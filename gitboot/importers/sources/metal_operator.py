@@ -53,7 +53,6 @@ from gitboot.model.scalars import SystemUuid
 
 _BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # if a machine has both kinds, the first kind applies
 _KINDS: Final = ("Server", "BMC", "Endpoint", "ServerBootConfiguration", "ServerClaim", "ServerMaintenance")
-_ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # values of Processor.ProcessorArchitecture in Redfish
 
 
 class _BootConfig(Struct, frozen=True, kw_only=True):
@@ -204,6 +203,9 @@ def _read_server(name: str, server: Object, configs: Sequence[_BootConfig], obje
             *_list_claims_and_maintenances(name, spec, objects),
         ),
     )
+
+
+_ARCHITECTURES: Final = {"x86": "x86_64", "arm": "aarch64"}  # values of Processor.ProcessorArchitecture in Redfish
 
 
 def _read_architecture(spec: Object, status: Object) -> str | None:

@@ -23,14 +23,6 @@ from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.text import format_count, format_names, format_omitted, printable
 
 LIMIT: Final = 60_000  # the maximum size of a comment in bytes; GitHub accepts 65,536 characters
-_SECTION: Final = 6_000  # the maximum size in bytes of each list that could have any length
-_DIFF: Final = 60  # the maximum number of lines in each rendered diff
-_DIFFS: Final = 12_000  # the maximum size in bytes of all rendered diffs of a group
-_LONGEST: Final = 300  # the maximum number of characters in each line
-# the maximum number of characters in a line of a diff that replaces another line, or that another line replaces
-_LONGEST_CHANGE: Final = 600
-_SHORT_CHANGE: Final = 150  # the same if the rendered diffs of a group would be too large
-_MOST_WORDS: Final = 200  # in longer lines, all words between the first and the last changed word count as changed
 
 
 def format_marker(folder: str) -> str:
@@ -247,6 +239,10 @@ def _render_details(summary: str, text: str) -> tuple[str, str]:
     return f"<details><summary>{shown}</summary>\n\n{text}\n\n</details>", f"- {format_code(summary)}"
 
 
+_DIFFS: Final = 12_000  # the maximum size in bytes of all rendered diffs of a group
+_DIFF: Final = 60  # the maximum number of lines in each rendered diff
+
+
 def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
     parts, room = [], _DIFFS
     boots = [
@@ -261,6 +257,11 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
         fence = _make_fence("\n".join(shown), 3)
         parts.append("\n".join([format_code(boot), f"{fence}diff", *shown, fence]))
     return "\n\n".join(parts)
+
+
+# the maximum number of characters in a line of a diff that replaces another line, or that another line replaces
+_LONGEST_CHANGE: Final = 600
+_SHORT_CHANGE: Final = 150  # the same if the rendered diffs of a group would be too large
 
 
 def _fit_diff(lines: Sequence[str], max_bytes: int) -> list[str]:
@@ -279,6 +280,9 @@ def _fit_diff(lines: Sequence[str], max_bytes: int) -> list[str]:
 def _measure_line(line: str) -> int:
     """Return the size of a line in bytes, including its line ending."""
     return len(line.encode()) + 1
+
+
+_LONGEST: Final = 300  # the maximum number of characters in each line
 
 
 def _shorten_diff(lines: Sequence[str], max_length: int) -> Iterator[str]:
@@ -329,6 +333,9 @@ def _show_changed_words(text: str, counterpart: str, remaining_chars: int) -> st
     cut = "".join(part for part, before in zip(parts, ("", *parts), strict=False) if part != " …" or part != before)
     omitted = sum(index not in shown for index in changed)
     return f"{cut} ({format_count(omitted, 'more changed word')})" if omitted else cut
+
+
+_MOST_WORDS: Final = 200  # in longer lines, all words between the first and the last changed word count as changed
 
 
 def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[int, str]:
@@ -416,6 +423,9 @@ def _render_documents(review: Review) -> Iterator[str]:
                 "An instance sends them only to BMCs that its operator allows:\n"
             )
             yield from _limit_lines([f"- {format_code(line)}" for line in moved], "BMC")
+
+
+_SECTION: Final = 6_000  # the maximum size in bytes of each list that could have any length
 
 
 def _render_problems(review: Review) -> Iterator[str]:
