@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from gitboot.artifacts.boot_loaders import HEAD, find_program_fault
 from gitboot.bmc.credentials import FILE, get_credential_use, read_trust, render_access_file
 from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.worker_pool import open_connections
@@ -379,8 +380,6 @@ def _inspect_bmcs(
 
         Files outside ``assets`` are not checked.
         """
-        from gitboot.artifacts.boot_loaders import HEAD, find_program_fault
-
         served = f"{base_url}/assets/"
         if assets is None or not url.startswith(served):
             return None

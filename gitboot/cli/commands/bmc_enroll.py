@@ -38,6 +38,7 @@ from gitboot.bmc.scan import (
     scan,
 )
 from gitboot.bmc.worker_pool import open_connections
+from gitboot.cli.evaluated_fleet import find_fleet_file, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import confirm_or_abort
 from gitboot.cli.main import Command, Exit
@@ -155,8 +156,6 @@ def scan_network(
     """
     machines: list[Machine] = []
     if path is not None:
-        from gitboot.cli.evaluated_fleet import load_fleet
-
         machines = list(list_machines(load_fleet(path, rev)).values())
     addresses = list_addresses([" ".join(words) for _, words in read_place_lines(places)], ports)
     probes = scan_places(addresses, credentials, name, verify=not no_verify, parallel=parallel)
@@ -364,8 +363,6 @@ def enroll(
 
     With -o json, gitboot prints what it read and wrote at the end, and asks its questions on standard error.
     """
-    from gitboot.cli.evaluated_fleet import find_fleet_file, load_fleet
-
     report, fleet = _EnrollOutput(outputs), load_fleet(path, None)
     credentials = require_credentials(credentials)
     trusted = CredentialDirectory(credentials).read(name)
@@ -380,7 +377,8 @@ def enroll(
             raise UsageError(f"{first}: {_WEAKNESSES[scheme]}. Use https://, or add {option}")
     contacts = read_certificates(list(lines), parallel=parallel)
     expected = _read_fingerprints(fingerprints) if fingerprints is not None else None
-    refused = dict(filter(None, (_find_certificate_fault(each, trusted.trust, name, expected) for each in contacts)))
+    faults = {each.address: _find_certificate_fault(each, trusted.trust, name, expected) for each in contacts}
+    refused = {address: fault for address, fault in faults.items() if fault is not None}
     usable = [each for each in contacts if each.error is None and each.address not in refused]
     report.facts["contacts"] = [
         {
@@ -573,8 +571,8 @@ def _build_access(address: str, credentials: str) -> BmcAccess:
 
 def _find_certificate_fault(
     contact: FirstContact, trust: Trust, name: str, expected_certificates: Mapping[str, str] | None
-) -> tuple[str, str] | None:
-    """Return the address of a BMC and the reason if gitboot must not send credentials to the BMC, otherwise None."""
+) -> str | None:
+    """Return the reason if gitboot must not send credentials to a BMC, otherwise None."""
     if contact.certificate is None:
         return None
     if expected_certificates is not None:
@@ -582,12 +580,12 @@ def _find_certificate_fault(
         if wanted == contact.certificate:
             return None
         if wanted is None:
-            return contact.address, "the --fingerprints file does not list this BMC"
-        return contact.address, f"the --fingerprints file contains {wanted} for this BMC"
+            return "the --fingerprints file does not list this BMC"
+        return f"the --fingerprints file contains {wanted} for this BMC"
     pinned = trust.find_certificate(_build_access(contact.address, name))
     if pinned in (None, contact.certificate):
         return None
-    return contact.address, (
+    return (
         f"the certificate changed: {trust.file} contains {pinned}. gitboot will not send requests to this BMC. If the "
         "BMC has a new certificate, compare the new certificate's SHA-256 digest with the digest that the BMC itself "
         "shows. If they match, write the address and the digest into FILE, and add --fingerprints FILE"
@@ -745,8 +743,6 @@ _EXAMPLE_IDENTITY: Final = "0" * 32
 
 def _plan_ledger_changes(state: Path, path: Path, fleet: FleetRepository) -> _LedgerPlan | None:
     """Return the changes that are needed for the Fleet document to name a ledger, or None if it already names one."""
-    from gitboot.cli.evaluated_fleet import find_fleet_file
-
     spec = fleet.fleet.spec
     named = spec.provisioning.ledger or next((each.ledger for each in spec.sites if each.ledger is not None), None)
     identity = None
@@ -783,8 +779,6 @@ def _add_ledger_field(file: Path, fleet: FleetRepository, identity: str) -> byte
 
 
 def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _LedgerPlan) -> None:
-    from gitboot.cli.evaluated_fleet import find_fleet_file
-
     identity = plan.identity
     if identity is None:
         with make_private(state), lock(state):

@@ -263,15 +263,14 @@ def load_secret_keys(file: Path | None, *, skip_check: bool = False) -> AgeKeys 
     return keys
 
 
-def open_operators_socket(access: AccessSettings) -> socket.socket | None:
-    """Listen for operators on a separate address. Return None if the settings contain no such address."""
+def open_separate_sockets(access: AccessSettings) -> tuple[socket.socket | None, socket.socket | None]:
+    """Listen for operators, and for machines that use TLS. None means that the settings contain no such address."""
     scheme = "https" if access.operators_tls is not None else "http"
-    return _open_socket(access.operators_listen, scheme, "ListeningForOperators")
-
-
-def open_machines_tls_socket(access: AccessSettings) -> socket.socket | None:
-    """Listen for machines that use TLS. Return None if the settings contain no address for them."""
-    return _open_socket(access.machines_tls[0] if access.machines_tls is not None else None, "https", "ListeningByTls")
+    machines_tls = access.machines_tls[0] if access.machines_tls is not None else None
+    return (
+        _open_socket(access.operators_listen, scheme, "ListeningForOperators"),
+        _open_socket(machines_tls, "https", "ListeningByTls"),
+    )
 
 
 def _open_socket(address: str | None, scheme: str, event_type: str) -> socket.socket | None:
@@ -500,6 +499,20 @@ def command(
         check_access_settings(access)
     keys = load_secret_keys(secret_keys, skip_check=fd is not None)
     stop = stop_on_signal(signal.SIGTERM) if parent is not None else stop_on_signal()
+    serve = partial(
+        _serve_until_stopped,
+        output=output,
+        spool=spool,
+        assets=assets,
+        status=status,
+        ledger=ledger_id,
+        keys=keys,
+        shared_ledger=shared,
+        access=access,
+        push_secret=push_secret,
+        heartbeat_fd=life_fd,
+        stop=stop,
+    )
     if fd is not None:
         operators, machines_tls = (
             socket.socket(fileno=each) if each is not None else None for each in (operators_fd, machines_tls_fd)
@@ -510,20 +523,14 @@ def command(
 
             fetch = partial(os.kill, parent, signal.SIGHUP)  # the signal that `gitboot reconcile` also sends
             clients = structs.replace(clients, webhooks=Webhooks(PushSecret(push_secret), fetch))
-        _serve_until_stopped(
-            *(output, (socket.socket(fileno=fd), operators, machines_tls), clients, spool, assets, stop),
-            *(status, ledger_id, keys, shared),
-            access=access,
-            push_secret=push_secret,
-            heartbeat_fd=life_fd,
-        )
+        serve((socket.socket(fileno=fd), operators, machines_tls), clients)
         return
     from gitboot.endpoint.server import build_url, open_listening_socket
     from gitboot.publish.manifest import MANIFEST
 
     listener = open_listening_socket(listen)
     url = build_url(listen, listener)
-    operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
+    operators, machines_tls = open_separate_sockets(access)
     print_new_event("Listening", url, url=url)
     if not is_file(output / MANIFEST):
         print_new_event(
@@ -541,18 +548,11 @@ def command(
         print_new_event(failure[0], f"{failure[1]}, so the endpoint withholds one-time boots", is_warning=True)
     reap_orphans(stop.wait)
     if workers == 1:
-        clients = build_client_rules(access, operators, machines_tls)
-        _serve_until_stopped(
-            *(output, (listener, operators, machines_tls), clients, spool, assets, stop),
-            keys=keys,
-            shared_ledger=shared,
-            access=access,
-        )
+        serve((listener, operators, machines_tls), build_client_rules(access, operators, machines_tls))
     else:
         from gitboot.endpoint.server import Workers
 
-        command = format_worker_command(output, spool, assets, secret_keys=secret_keys, access=access)
-        command += format_ledger_arguments(shared)
+        command = format_worker_command(access, shared, out=output, spool=spool, assets=assets, secret_keys=secret_keys)
         with Workers(command, listener, workers, operators=operators, machines_tls=machines_tls):
             while not stop.wait(3600):
                 pass
@@ -565,32 +565,18 @@ def print_new_event(type: str, message: str, *, is_warning: bool = False, **fact
 
 
 def format_worker_command(
-    output: Path,
-    spool: Path | None,
-    assets: Path | None,
-    status: Path | None = None,
-    ledger: str | None = None,
-    secret_keys: Path | None = None,
-    *,
-    access: AccessSettings,
-    push_secret: Path | None = None,
+    access: AccessSettings, shared_ledger: PostgresAddress | None, ledger_id: str | None = None, **paths: Path | None
 ) -> list[str]:
-    """Return the command line for a worker process. The worker process inherits the sockets of this process."""
-    arguments = ["--out", str(output.absolute()), "--parent", str(os.getpid())]
-    paths = {
-        "--spool": spool,
-        "--assets": assets,
-        "--status": status,
-        "--secret-keys": secret_keys,
-        "--push-secret": push_secret,
-    }
+    """Return the command line for a worker process. The worker process inherits the sockets of this process.
+
+    ``paths`` contains the other options, all of which are paths, by name.
+    """
+    arguments = ["--parent", str(os.getpid()), *(["--ledger-id", ledger_id] if ledger_id is not None else [])]
     for name, path in paths.items():
         if path is not None:
-            arguments += [name, str(path.absolute())]
-    arguments += format_access_arguments(access)
-    return build_python_command(
-        "gitboot", "serve", *arguments, *(["--ledger-id", ledger] if ledger is not None else [])
-    )
+            arguments += [f"--{name.replace('_', '-')}", str(path.absolute())]
+    arguments += [*format_access_arguments(access), *format_ledger_arguments(shared_ledger)]
+    return build_python_command("gitboot", "serve", *arguments)
 
 
 @contextmanager
@@ -613,13 +599,18 @@ def serve_endpoints(
     certificates = [each for each in build_certificates(access) if each is not None]
     listener = open_listening_socket(settings.listen)
     url = build_url(settings.listen, listener)
-    operators, machines_tls = open_operators_socket(access), open_machines_tls_socket(access)
+    operators, machines_tls = open_separate_sockets(access)
     command = format_worker_command(
-        *(settings.output, settings.spool, settings.assets, settings.state / STATUS, ledger, settings.secret_keys),
-        access=access,
+        access,
+        read_address(settings.state / LEDGER),
+        ledger_id=ledger,
+        out=settings.output,
+        spool=settings.spool,
+        assets=settings.assets,
+        status=settings.state / STATUS,
+        secret_keys=settings.secret_keys,
         push_secret=settings.push_secret,
     )
-    command += format_ledger_arguments(read_address(settings.state / LEDGER))
     with Workers(command, listener, settings.workers, wake, operators=operators, machines_tls=machines_tls) as workers:
         print_new_event("Listening", url, url=url)
 
@@ -642,20 +633,20 @@ _TOO_MANY_IDLE: Final = (
 
 
 def _serve_until_stopped(
-    output: Path,
     sockets: tuple[socket.socket, socket.socket | None, socket.socket | None],  # machines, operators, machines' TLS
     clients: ClientRules,
+    *,
+    output: Path,
     spool: Path | None,
     assets: Path | None,
-    stop: StopRequest,
-    status: Path | None = None,
-    ledger: str | None = None,
-    keys: AgeKeys | None = None,
-    shared_ledger: PostgresAddress | None = None,
-    *,
+    status: Path | None,
+    ledger: str | None,
+    keys: AgeKeys | None,
+    shared_ledger: PostgresAddress | None,
     access: AccessSettings,
-    push_secret: Path | None = None,
-    heartbeat_fd: int | None = None,
+    push_secret: Path | None,
+    heartbeat_fd: int | None,
+    stop: StopRequest,
 ) -> None:
     from gitboot.endpoint.access_control import OperatorDenial
     from gitboot.endpoint.app import Endpoint
