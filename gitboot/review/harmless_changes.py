@@ -164,21 +164,13 @@ def _build_maintenance_demand(maintenance: MaintenanceDecision, boot_while_waiti
         maintenance.max_unavailable_per or "all",
         f"run {maintenance.run}",
     )
-    power = ", ".join(waves) if maintenance.power != "None" else "None"
-    if maintenance.boot is None:
-        return Demand(
-            boot=None,
-            power=power,
-            maintenance=maintenance.name,
-            preconditions=_find_preconditions(maintenance),
-            boot_while_waiting=boot_while_waiting,
-        )
     run = UntilRun(maintenance.name, maintenance.run, maintenance.start, maintenance.end)
+    has_boot = maintenance.boot is not None
     return Demand(
         boot=maintenance.boot,
-        condition=run if maintenance.network_boot is NetworkBoot.ONCE else EveryBoot(),
-        override=maintenance.override,
-        power=power,
+        condition=run if has_boot and maintenance.network_boot is NetworkBoot.ONCE else EveryBoot(),
+        override=maintenance.override if has_boot else OverrideMode.NONE,
+        power=", ".join(waves) if maintenance.power != "None" else "None",
         maintenance=maintenance.name,
         preconditions=_find_preconditions(maintenance),
         boot_while_waiting=boot_while_waiting,

@@ -21,13 +21,7 @@ from gitboot.model.server import Lifecycle
 from gitboot.resolve.install_attempts import is_provisioned
 from gitboot.resolve.plan_at_time import is_current_run_consumed
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import (
-    Boot,
-    Decision,
-    Host,
-    MaintenanceDecision,
-    WithheldBoot,
-)
+from gitboot.resolve.server_decision import Boot, Decision, Host, MaintenanceDecision, WithheldBoot
 from gitboot.review.document_changes import ChangeKind, DocumentChange
 from gitboot.review.harmless_changes import (
     BootCondition,
@@ -139,46 +133,31 @@ def _find_policy_reinstalls(old: Decision, new: Decision, old_demand: Demand) ->
         only_by_record = after.network_boot in _KEYED_MODES and after.provision == 0
         return [Reinstall(ReinstallReason.RECORD if only_by_record else ReinstallReason.POLICY, None, after.policy)]
     image_before = before.boot.image if before.boot is not None else None
-    wrote_disk = before.boot is not None and before.boot.writes_disk
-    is_keyed = after.network_boot in _KEYED_MODES
     boots_before = before.boot.boots if before.boot is not None else after.boot.boots
-    candidates = (
-        (
-            ReinstallReason.NETWORK_BOOT,
-            before.network_boot,
-            after.network_boot,
-            before.network_boot is not after.network_boot,
-        ),
-        (ReinstallReason.WRITES_DISK, image_before, after.boot.image, not wrote_disk),
-        (
-            *(ReinstallReason.IMAGE, image_before, after.boot.image),
-            wrote_disk and image_before != after.boot.image and after.network_boot is not NetworkBoot.ONCE,
-        ),
-        (
-            ReinstallReason.PROVISION,
-            str(before.provision),
-            str(after.provision),
-            is_keyed and after.provision > before.provision,
-        ),
-        (
-            ReinstallReason.ATTEMPTS,
-            str(before.attempts),
-            str(after.attempts),
-            is_keyed and after.attempts > before.attempts,
-        ),
-        (ReinstallReason.BOOTS, str(boots_before), str(after.boot.boots), is_keyed and after.boot.boots > boots_before),
-        (
-            *(ReinstallReason.WAIT, before.wait_for, after.wait_for),
-            before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE,
-        ),
-        (
-            *(ReinstallReason.OVERRIDE, before.override, after.override),
-            before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE,
-        ),
-    )
-    found = [
-        Reinstall(why, old_value, new_value) for why, old_value, new_value, is_different in candidates if is_different
-    ]
+    values: dict[ReinstallReason, tuple[str | None, str]] = {
+        ReinstallReason.NETWORK_BOOT: (before.network_boot, after.network_boot),
+        ReinstallReason.WRITES_DISK: (image_before, after.boot.image),
+        ReinstallReason.IMAGE: (image_before, after.boot.image),
+        ReinstallReason.PROVISION: (str(before.provision), str(after.provision)),
+        ReinstallReason.ATTEMPTS: (str(before.attempts), str(after.attempts)),
+        ReinstallReason.BOOTS: (str(boots_before), str(after.boot.boots)),
+        ReinstallReason.WAIT: (before.wait_for, after.wait_for),
+        ReinstallReason.OVERRIDE: (before.override, after.override),
+    }
+    is_keyed = after.network_boot in _KEYED_MODES
+    wrote_disk = before.boot is not None and before.boot.writes_disk
+    is_other_image = image_before != after.boot.image and after.network_boot is not NetworkBoot.ONCE
+    applies = {
+        ReinstallReason.NETWORK_BOOT: before.network_boot is not after.network_boot,
+        ReinstallReason.WRITES_DISK: not wrote_disk,
+        ReinstallReason.IMAGE: wrote_disk and is_other_image,
+        ReinstallReason.PROVISION: is_keyed and after.provision > before.provision,
+        ReinstallReason.ATTEMPTS: is_keyed and after.attempts > before.attempts,
+        ReinstallReason.BOOTS: is_keyed and after.boot.boots > boots_before,
+        ReinstallReason.WAIT: before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE,
+        ReinstallReason.OVERRIDE: before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE,
+    }
+    found = [Reinstall(why, *values[why]) for why in values if applies[why]]
     if not found and old_demand.maintenance is not None:
         found.append(Reinstall(ReinstallReason.UNCOVERED, old_demand.maintenance, None))
     return found
@@ -213,28 +192,24 @@ def wants_install(decision: Decision) -> bool:
     """Return whether a new server would get an install boot from its policy or from a maintenance."""
     policy = decision.policy
     if policy is not None and policy.boot is not None:
-        is_pending = (
-            policy.network_boot in _KEYED_MODES and policy.provision > 0
-        )  # gitboot adopts a server with provision 0
+        # gitboot adopts a server with provision 0
+        is_pending = policy.network_boot in _KEYED_MODES and policy.provision > 0
         if is_pending or (policy.network_boot is NetworkBoot.ALWAYS and policy.boot.writes_disk):
             return True
     return any(each.boot is not None and each.boot.writes_disk for each in decision.maintenances)
 
 
-RAISED_NUMBERS: Final = frozenset(
-    {ReinstallReason.PROVISION, ReinstallReason.ATTEMPTS, ReinstallReason.BOOTS}
-)  # for these reasons, a record rarely shows that the server is already installed
+# For these reasons, a record rarely shows that the server is already installed.
+RAISED_NUMBERS: Final = frozenset({ReinstallReason.PROVISION, ReinstallReason.ATTEMPTS, ReinstallReason.BOOTS})
 _POLICY_REASONS: Final = RAISED_NUMBERS | {
-    *(
-        ReinstallReason.IMAGE,
-        ReinstallReason.POLICY,
-        ReinstallReason.RECORD,
-        ReinstallReason.NETWORK_BOOT,
-        ReinstallReason.WAIT,
-        ReinstallReason.OVERRIDE,
-        ReinstallReason.WRITES_DISK,
-        ReinstallReason.UNCOVERED,
-    ),
+    ReinstallReason.IMAGE,
+    ReinstallReason.POLICY,
+    ReinstallReason.RECORD,
+    ReinstallReason.NETWORK_BOOT,
+    ReinstallReason.WAIT,
+    ReinstallReason.OVERRIDE,
+    ReinstallReason.WRITES_DISK,
+    ReinstallReason.UNCOVERED,
 }
 
 
