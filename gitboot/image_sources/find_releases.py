@@ -470,7 +470,7 @@ def describe_release(
         hint = f"use {' or '.join(source.spec.architectures)}"
         raise UsageError(f"the image source {source.metadata.name} has no images for {missing[0]}; {hint}")
     if source.spec.releases.format is IndexFormat.OCI_TAGS:
-        files = tuple(each for each in _describe_tag(source, release, registries).files if each.architecture in wanted)
+        files = [each for each in _describe_tag(source, release, registries).files if each.architecture in wanted]
         for architecture in wanted:
             if not any(each.architecture == architecture for each in files):
                 raise IncompleteRelease(
@@ -479,12 +479,11 @@ def describe_release(
                     "choose another architecture or another release",
                 )
         return _build_release_files(source, release, files, {})
-    indexes = SourceReader(source, release.channel, fetcher, keys)
-    found = [file for each in wanted for file in indexes.describe_files(release, each)]
-    lists = {each: indexes.describe_checksums(release.version, each) for each in wanted}
-    return _build_release_files(
-        source, release, found, {each: found for each, found in lists.items() if found is not None}
-    )
+    reader = SourceReader(source, release.channel, fetcher, keys)
+    files = [file for each in wanted for file in reader.describe_files(release, each)]
+    lists = {each: reader.describe_checksums(release.version, each) for each in wanted}
+    checksums = {architecture: each for architecture, each in lists.items() if each is not None}
+    return _build_release_files(source, release, files, checksums)
 
 
 def _build_release_files(

@@ -338,12 +338,11 @@ class CauseFinder:
         ``boots`` contains the boots of unknown machines in the old commit and in the new commit.
         """
         found = {key for key in self._fleet_ids if self._has_field(key, "unknownServers", "baseURL")}
+        images = {boot.image for each in boots for boot in (each or {}).values()}
         for side, by_architecture in enumerate(boots):
-            images = {boot.image for each in boots for boot in (each or {}).values()}
             for boot in (by_architecture or {}).values():
                 part = _DecisionPart(Id("BootProfile", boot.profile), boot.profile, boot, boot)
-                if self._repositories[side] is not None:
-                    found |= set(self._find_causes_of_part(side, part, image_differs=len(images) > 1))
+                found |= set(self._find_causes_of_part(side, part, image_differs=len(images) > 1))
         return tuple(sorted(found))
 
     def find_shared_causes(self, change: SharedChange) -> tuple[Id, ...]:

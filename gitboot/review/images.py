@@ -239,9 +239,7 @@ def _find_image_provenance(
         if key.kind != "BootImage" or change.fate is ChangeKind.REMOVED:
             continue
         before: Mapping[str, tuple[Artifact, bool]] = {}
-        if change.fate is ChangeKind.EDITED:
-            if old is None:
-                continue
+        if old is not None and change.fate is ChangeKind.EDITED:
             old_files = list_image_files(old.images[key.name])
             before = {file: (artifact, names_signature) for file, artifact, names_signature in old_files}
         files = tuple(

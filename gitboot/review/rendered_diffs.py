@@ -232,18 +232,17 @@ def _make_plan(
 
 
 def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> Texts:
-    texts = {}
-    if Output.IPXE in decisions.outputs:
+    texts, has_ipxe = {}, Output.IPXE in decisions.outputs
+    if has_ipxe:
         texts["boot.ipxe"] = _extract_script(dict(ipxe.render(decision, plan)), "boot.ipxe")
-    elif Output.GRUB in decisions.outputs:
+    # A GRUB script from a template can differ even if the iPXE scripts are equal.
+    has_own_entry = plan.boot is not None and "grub" in plan.boot.entries
+    if has_own_entry or (Output.GRUB in decisions.outputs and not has_ipxe):
         texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     if plan.boot is not None and plan.boot.user_data is not None:
         texts |= plan.boot.user_data.files
         if secrets := plan.boot.user_data.secrets:  # show the digests of these secrets, which are encrypted
             texts["secrets"] = "".join(f"{name} {compute_digest(text)}\n" for name, text in sorted(secrets.items()))
-    # The GRUB script can differ even if the other scripts are equal.
-    if plan.boot is not None and "grub" in plan.boot.entries:
-        texts["grub.cfg"] = _extract_script(dict(grub.render(decision, plan)), "grub.cfg")
     return texts
 
 

@@ -184,22 +184,6 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
     selector = group["selector"]
     mac, mac_remarks = read_mac(selector.get("mac"))
     uuid, uuid_remarks = read_uuid(selector.get("uuid"))
-    remarks = [
-        remark_lost(
-            f"group {_get_name(each)} was left out, because a provisioned server boots from its disk (the group boots "
-            f"profile {each.get('profile')} if {_format_other_selectors(each)})"
-        )
-        for each in groups
-        if each is not boot_group and each is not group
-    ]
-    if boot_group is not group:
-        remarks += [
-            remark_guessed(f"the import took the boot from group {_get_name(boot_group)}, which has no selector"),
-            remark_lost(
-                f"group {_get_name(group)} was left out, because a provisioned server boots from its disk (the group "
-                f"boots profile {group.get('profile')} if {_format_other_selectors(group)})"
-            ),
-        ]
     variables, labels, metadata_remarks = _read_metadata(as_mapping(get_nested(group, "metadata")))
     return ImportedMachine(
         name=_get_name(group),
@@ -211,7 +195,18 @@ def _read_matchbox_machine(groups: list[_Group], defaults: list[_Group]) -> Impo
         boot=as_text(boot_group.get("profile")),
         remarks=(
             remark_kept(f"group {_get_name(group)}"),
-            *remarks,
+            *(
+                remark_lost(
+                    f"group {_get_name(each)} was left out, because a provisioned server boots from its disk (the "
+                    f"group boots profile {each.get('profile')} if {_format_other_selectors(each)})"
+                )
+                for each in groups
+                if each is not boot_group
+            ),
+            *remark_if(
+                boot_group is not group,
+                remark_guessed(f"the import took the boot from group {_get_name(boot_group)}, which has no selector"),
+            ),
             *remark_if(
                 boot_group is group and _format_other_selectors(group),
                 remark_lost(f"selectors in group {_get_name(group)} were left out: {_format_other_selectors(group)}"),

@@ -142,7 +142,6 @@ _MachineAndBoot = tuple[ImportedMachine, ImportedBoot | None]
 
 # Tinkerbell
 
-
 _USER_DATA: Final = (
     "the {} was left out (Tinkerbell's metadata service sends it to the installed system): write it as a profile's "
     "user data, without secrets"
@@ -274,7 +273,7 @@ def _read_netboot(
         url, config = as_text(ipxe.get("url")), as_text(get_nested(netboot, "pxelinux", "config"))
         kernel, initrd = _read_osie_urls(osie)
         arguments = [str(each) for each in as_list(osie.get("kernelParams"))]
-        initrds = as_tuple(initrd)
+        initrds: tuple[str, ...] = (initrd,) if initrd else ()
         if script:
             found = parse_boot_script(script, "", {})
             kernel, initrds, arguments = found.kernel, found.initrds, list(found.arguments)
@@ -399,10 +398,6 @@ def _describe_image(spec: Object) -> str:
 
 
 # Parts of all objects
-
-
-def as_tuple(value: str | None) -> tuple[str, ...]:
-    return (value,) if value else ()
 
 
 def read_labels(item: Object) -> Mapping[str, str]:
