@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from gitboot.child_processes import ProcessUsage, exit_with_parent, lift_memory_limit, pause_garbage_collection
 from gitboot.cli.main import Exit
-from gitboot.cli.options import evaluation_options, find_cache_path
+from gitboot.cli.options import evaluation_options, find_user_cache
 from gitboot.errors import InvalidRepository
 from gitboot.files import is_on_network
 
@@ -144,7 +144,7 @@ def open_cache(state: Path | None) -> DiskCache:
 
         # Do not warn, because the instance reports errors of its cache.
         return state_directory.open_cache(state, lambda _: None, writes=False)
-    path = find_cache_path("cache.sqlite")
+    path = find_user_cache()
     if path is not None and is_on_network(path):
         path = None
     return DiskCache(

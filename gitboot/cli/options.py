@@ -499,11 +499,11 @@ evaluation_options = combine_options(
 )
 
 
-def find_cache_path(name: str) -> Path | None:
-    """Return a path in the user's XDG cache directory, or None if the user has no home directory."""
+def find_user_cache() -> Path | None:
+    """Return the cache file in the user's XDG cache directory, or None if the user has no home directory."""
     variable = os.environ.get("XDG_CACHE_HOME", "")
     folder = variable if os.path.isabs(variable) else os.path.expanduser("~/.cache")
-    return Path(folder, "gitboot", name) if os.path.isabs(folder) else None
+    return Path(folder, "gitboot", "cache.sqlite") if os.path.isabs(folder) else None
 
 
 class OutputOption(Struct, frozen=True):

@@ -328,7 +328,8 @@ def compare_access(old: FleetSpec, new: FleetSpec) -> tuple[AccessChange, ...]:
         # an empty list of networks allows every client
         (
             "spec.provisioning.clients",
-            *(clients, new_clients),
+            clients,
+            new_clients,
             bool(clients) and (not new_clients or not _contains_networks(clients, new_clients)),
         ),
         # if a network is removed from this list, its fetches can be evidence again

@@ -178,7 +178,7 @@ class Effect(NamedTuple):
 
 # The fields of a decision on which every boot of the server depends.
 _get_common_fields: Final = attrgetter(
-    *("base_url", "restrict", "local_disk", "stopped", "lifecycle", "architecture", "firmware")
+    "base_url", "restrict", "local_disk", "stopped", "lifecycle", "architecture", "firmware"
 )
 
 

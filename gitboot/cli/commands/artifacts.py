@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
@@ -116,10 +116,8 @@ def command() -> None:
 )
 @registry_options
 @output_option("text", "json")
-@click.pass_context
 @evaluator_command
 def download(
-    context: click.Context,
     path: Path,
     rev: str | None,
     out: Path,
@@ -127,11 +125,8 @@ def download(
     parallel: int,
     keep_days: int,
     image_keys: Path | None,
-    registries: tuple[str, ...],
-    registry_credentials: Path | None,
-    ca_bundle: Path | None,
-    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
+    **registry_arguments: Any,
 ) -> None:
     """Download the files of images into the output tree.
 
@@ -150,11 +145,7 @@ def download(
             "add `mirror` to `outputs`"
         )
     files = {get_mirror_path(each.file): each.file for each in found if each.file.source is not None}
-    fetchers = build_fetcher(
-        decisions.base_url,
-        None,
-        open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
-    )
+    fetchers = build_fetcher(decisions.base_url, None, open_registries(**registry_arguments))
     refused = {}
     if image_keys is not None:
         new = {file.sha256 for path, file in files.items() if file.sha256 is not None and not (out / path).is_file()}
@@ -189,7 +180,7 @@ def download(
         text=partial(format_table, ("RESULT", "PATH", "SOURCE", "REASON"), rows) if rows else str,
     )
     if any(each.outcome is MirrorOutcome.FAILED for each in done):
-        context.exit(Exit.PARTIAL)
+        sys.exit(Exit.PARTIAL)
 
 
 _UNSIGNED: Final = "the file has no signature"
@@ -283,11 +274,8 @@ def signatures(
     required: bool,
     since: str | None,
     assets: Path | None,
-    registries: tuple[str, ...],
-    registry_credentials: Path | None,
-    ca_bundle: Path | None,
-    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
+    **registry_arguments: Any,
 ) -> None:
     """Check the signatures and the provenance of the files of images.
 
@@ -309,11 +297,7 @@ def signatures(
         if before.get(name) != image or name in signed - signed_before
     ]
     base_url = fleet.fleet.spec.base_url
-    fetchers = build_fetcher(
-        base_url,
-        assets,
-        open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
-    )
+    fetchers = build_fetcher(base_url, assets, open_registries(**registry_arguments))
     problems: list[Problem] = []
     files: list[CheckedFile] = []
     total = sum(1 for image in images for artifacts in image.spec.architectures.values() for _ in artifacts.files())
@@ -427,10 +411,8 @@ def _format_checked_files_json(files: Collection[CheckedFile], format_problems: 
     "architecture. Repeat the option for several directories. Default: /.",
 )
 @fleet_options
-@click.pass_context
 @evaluator_command
 def loaders(
-    context: click.Context,
     path: Path,
     rev: str | None,
     out: Path,
@@ -458,7 +440,7 @@ def loaders(
 
     placed = place_loaders(out, tftp, url, print_loader, systems=systems)
     if all(each.outcome is PlacementOutcome.MISSING for each in placed):
-        context.exit(Exit.PARTIAL)
+        sys.exit(Exit.PARTIAL)
 
 
 @command.command(
@@ -489,11 +471,8 @@ def resolve_image(
     image: str,
     cname: str,
     architecture: str | None,
-    registries: tuple[str, ...],
-    registry_credentials: Path | None,
-    ca_bundle: Path | None,
-    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
+    **registry_arguments: Any,
 ) -> None:
     """Print the BootImage spec of an image in a registry.
 
@@ -505,7 +484,7 @@ def resolve_image(
 
     found = resolve(
         OciReference.parse(image),
-        open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http),
+        open_registries(**registry_arguments),
         cname=cname,
         architecture=Architecture(architecture) if architecture is not None else None,
     )
@@ -552,10 +531,8 @@ def resolve_image(
 )
 @registry_options
 @output_option("text", "json")
-@click.pass_context
 @evaluator_command
 def verify(
-    context: click.Context,
     path: Path,
     rev: str | None,
     sites: tuple[str, ...],
@@ -563,11 +540,8 @@ def verify(
     assets: Path | None,
     parallel: int,
     sources: bool,
-    registries: tuple[str, ...],
-    registry_credentials: Path | None,
-    ca_bundle: Path | None,
-    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
+    **registry_arguments: Any,
 ) -> None:
     """Check that each artifact exists and has the right digest.
 
@@ -577,7 +551,7 @@ def verify(
     """
     decided, found = load_artifacts(path, rev, sites)
     found = group_by_source(found) if sources else found
-    client = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
+    client = open_registries(**registry_arguments)
     fetchers, results = build_fetcher(decided.decisions.base_url, assets, client), ReadResults(get_results_cache())
     sightings = check_needed_artifacts(fetchers, found, results, read=not head, parallel=parallel)
     items = [
@@ -591,8 +565,8 @@ def verify(
     ]
     write_outputs(outputs, json=partial(format_document, items=items), text=partial(_format_text, found, sightings))
     if any(_find_boot_fault(each, sightings[each.file]) is not None for each in found):
-        context.exit(Exit.PARTIAL)
-    context.exit(Exit.FINE if all(each.is_there for each in sightings.values()) else Exit.SOURCE)
+        sys.exit(Exit.PARTIAL)
+    sys.exit(Exit.FINE if all(each.is_there for each in sightings.values()) else Exit.SOURCE)
 
 
 def check_needed_artifacts(

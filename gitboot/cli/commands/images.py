@@ -274,11 +274,8 @@ def update_images_command(
     bundle: Path | None,
     image_keys: Path | None,
     dry_run: bool,
-    registries: tuple[str, ...],
-    registry_credentials: Path | None,
-    ca_bundle: Path | None,
-    allow_token_over_http: bool,
     outputs: tuple[OutputOption, ...],
+    **registry_arguments: Any,
 ) -> None:
     """Propose new image releases for streams.
 
@@ -296,7 +293,7 @@ def update_images_command(
         raise UsageError(f"{bundle.parent} is not a directory: create it, or correct --bundle")
     check_branch(f"{branch_prefix}stream")
     now = current_second()
-    registry = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
+    registry = open_registries(**registry_arguments)
     fleet = CommittedFleet(path, base, FleetEvaluator(now))
     sources = fleet.repository.image_sources
     followed = list_followed_streams(fleet.repository, stream, lambda name: find_source(name, sources))

@@ -655,7 +655,7 @@ def allow_installs_command(state: Path) -> None:
         unchanged = f"the endpoints on this host serve boots again, but the ledger still records the stop: {error}"
         for each in (*apply_to_folders(found, remove_stop_file), unchanged):
             click.echo(f"gitboot: {each}", err=True)
-        raise SystemExit(Exit.PARTIAL) from None
+        sys.exit(Exit.PARTIAL)
     # Remove the stop files first. Otherwise the instance would adopt the stop again.
     missed = list(apply_to_folders(found, remove_stop_file))
     echo_wrapped(request_change(state, START, {}))
@@ -664,7 +664,7 @@ def allow_installs_command(state: Path) -> None:
     for each in missed:
         click.echo(f"gitboot: {each}; the stop is still in effect for this folder and for the instance", err=True)
     if missed:
-        raise SystemExit(Exit.PARTIAL)
+        sys.exit(Exit.PARTIAL)
 
 
 @click.command(
@@ -743,7 +743,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     for each in missed:
         click.echo(f"gitboot: {each}", err=True)
     if missed:
-        raise SystemExit(Exit.PARTIAL)
+        sys.exit(Exit.PARTIAL)
 
 
 @click.command(

@@ -110,9 +110,7 @@ if TYPE_CHECKING:
     help="The number of files to read at the same time.",
 )
 @output_option("text", "json")
-@click.pass_context
 def command(
-    context: click.Context,
     mirror: str,
     keys: tuple[str, ...],
     tree: Path | None,
@@ -167,7 +165,7 @@ def command(
     if tree is None and as_target:
         raise UsageError("--target is only for a comparison with a tree: add --tree, or remove --target")
     if repaired:
-        _repair_mirror(context, mirror, tree, repaired, parallel, outputs)
+        _repair_mirror(mirror, tree, repaired, parallel, outputs)
         return
     public_keys = [key for each in keys for key in _parse_public_keys(each)]
     reader: FolderMirror | WebMirror
@@ -198,11 +196,10 @@ def command(
         text=partial(_format_text, report, now),
     )
     if found:
-        context.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
+        sys.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
 
 
 def _repair_mirror(
-    context: click.Context,
     mirror: str,
     tree: Path | None,
     paths: tuple[str, ...],
@@ -229,7 +226,7 @@ def _repair_mirror(
         text=partial("\n".join, (*([format_table(("ACTION", "PATH"), rows), ""] if rows else []), total)),
     )
     if report.extra_paths:
-        context.exit(Exit.PARTIAL)
+        sys.exit(Exit.PARTIAL)
 
 
 _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # URL schemes of targets that are not folders on this machine

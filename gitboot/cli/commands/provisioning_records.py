@@ -428,10 +428,7 @@ def _read_exported_records(file: Path, hint: str = "") -> dict[SystemUuid, Recor
         raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
 
 
-_STATE_ORDER: Final = (
-    *("unknown", "consumed", "failed", "served", "started", "pending"),
-    *("drifted", "provisioned"),
-)
+_STATE_ORDER: Final = ("unknown", "consumed", "failed", "served", "started", "pending", "drifted", "provisioned")
 
 
 def _build_record_items(instance: OfflineInstance) -> list[dict[str, Any]]:

@@ -623,7 +623,8 @@ def _open_loop(
         yield (
             instance,
             Loop(
-                *(instance.reconciler, source),
+                instance.reconciler,
+                source,
                 poll_s=settings.poll_s,
                 clock=current_time,
                 tell=print_event,
