@@ -25,7 +25,7 @@ _DOCUMENT_START: Final = re.compile(r"^---.*$", re.MULTILINE)
 Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
-def _build_completer(find_names: Callable[[click.Context], Iterator[str]]) -> Completer:
+def _as_completer(find_names: Callable[[click.Context], Iterator[str]]) -> Completer:
     """Return a completer that lists the names that begin with the incomplete word.
 
     After an error, it lists no names.
@@ -95,47 +95,48 @@ def _find_document_names(text: str, kind: str) -> Iterator[str]:
         yield from (name[1] for line in fields if (name := _NAME.search(line)) is not None)
 
 
-def _find_subjects(context: click.Context) -> Iterator[str]:
+complete_servers: Final = _as_completer(_find_servers)
+complete_streams: Final = _as_completer(lambda context: read_document_names(_find_fleet_path(context), "ImageStream"))
+
+
+@_as_completer
+def complete_subjects(context: click.Context) -> Iterator[str]:
+    """Complete the arguments of `gitboot explain`."""
     from gitboot.model.json_schema import KINDS
 
     yield from (kind.__name__ for kind in KINDS)
     yield from _find_servers(context)
 
 
-def _find_history_subjects(context: click.Context) -> Iterator[str]:
+@_as_completer
+def complete_history(context: click.Context) -> Iterator[str]:
+    """Complete the arguments of `gitboot history`."""
     yield from _find_servers(context)
     for kind in ("ImageStream", "BootPolicy", "BootImage", "BootProfile", "Maintenance"):
         yield from (f"{kind}/{name}" for name in read_document_names(_find_fleet_path(context), kind))
 
 
-def _find_sources(context: click.Context) -> Iterator[str]:
+@_as_completer
+def complete_sources(context: click.Context) -> Iterator[str]:
+    """Complete the arguments of `gitboot new image`."""
     from gitboot.model.image_source import BUILT_IN_SOURCES
 
     yield from BUILT_IN_SOURCES
     yield from read_document_names(_find_fleet_path(context), "ImageSource")
 
 
-def _find_record_arguments(context: click.Context) -> Iterator[str]:
+@_as_completer
+def complete_record_arguments(context: click.Context) -> Iterator[str]:
+    """Complete the arguments of `gitboot records set`."""
     yield from ("provisioned", "pending")
     yield from _find_servers(context)
 
 
-def _find_held_digest(context: click.Context) -> Iterator[str]:
+@_as_completer
+def complete_held_digest(context: click.Context) -> Iterator[str]:
+    """Complete the digest of the commit that a guard holds."""
     from gitboot.controller.instance.state_directory import read_status
 
     state = _find_state_directory(context)
     if state is not None and (held := read_status(state)["attempted"].get("held")) is not None:
         yield held["digest"][:16]
-
-
-complete_servers: Final = _build_completer(_find_servers)
-complete_streams: Final = _build_completer(
-    lambda context: read_document_names(_find_fleet_path(context), "ImageStream")
-)
-complete_sources: Final = _build_completer(_find_sources)  # completes arguments of `gitboot new image`
-complete_subjects: Final = _build_completer(_find_subjects)  # completes arguments of `gitboot explain`
-complete_history: Final = _build_completer(_find_history_subjects)  # completes arguments of `gitboot history`
-complete_record_arguments: Final = _build_completer(
-    _find_record_arguments
-)  # completes arguments of `gitboot records set`
-complete_held_digest: Final = _build_completer(_find_held_digest)

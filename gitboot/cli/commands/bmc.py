@@ -34,6 +34,7 @@ from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
+    combine_options,
     credentials_option,
     current_time,
     output_option,
@@ -86,6 +87,12 @@ def command() -> None:
     """
 
 
+# The options that select servers of an instance.
+_server_options = combine_options(
+    click.argument("servers", nargs=-1, shell_complete=complete_servers), selector_option, state_option
+)
+
+
 @command.command(
     "get",
     context_settings=VARIABLES,
@@ -95,9 +102,7 @@ def command() -> None:
         Exit.PARTIAL: "a BMC did not respond",
     },
 )
-@click.argument("servers", nargs=-1, shell_complete=complete_servers)
-@selector_option
-@state_option
+@_server_options
 @credentials_option
 @output_option("text", "json")
 @evaluator_command
@@ -134,9 +139,7 @@ def get(
         Exit.PARTIAL: "a BMC did not respond",
     },
 )
-@click.argument("servers", nargs=-1, shell_complete=complete_servers)
-@selector_option
-@state_option
+@_server_options
 @credentials_option
 @click.option(
     "--assets",
@@ -187,9 +190,7 @@ def diff(
         Exit.USAGE: "no instance is running with this state directory, or a server does not exist",
     },
 )
-@click.argument("servers", nargs=-1, shell_complete=complete_servers)
-@selector_option
-@state_option
+@_server_options
 @evaluator_command
 def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     """Let the instance set boot overrides now.
@@ -530,9 +531,7 @@ def power() -> None:
         Exit.PARTIAL: "a BMC did not respond",
     },
 )
-@click.argument("servers", nargs=-1, shell_complete=complete_servers)
-@selector_option
-@state_option
+@_server_options
 @credentials_option
 @output_option("text", "json")
 @evaluator_command
@@ -580,9 +579,7 @@ def power_get(
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
-@click.argument("servers", nargs=-1, shell_complete=complete_servers)
-@selector_option
-@state_option
+@_server_options
 @credentials_option
 @reason_option
 @_dry_run_option
@@ -607,9 +604,7 @@ def power_on(servers: tuple[str, ...], **options: Any) -> None:
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
-@click.argument("servers", nargs=-1, shell_complete=complete_servers)
-@selector_option
-@state_option
+@_server_options
 @credentials_option
 @reason_option
 @_force_option
@@ -635,9 +630,7 @@ def power_off(servers: tuple[str, ...], **options: Any) -> None:
         Exit.INTERRUPTED: "you did not confirm",
     },
 )
-@click.argument("servers", nargs=-1, shell_complete=complete_servers)
-@selector_option
-@state_option
+@_server_options
 @credentials_option
 @reason_option
 @_force_option

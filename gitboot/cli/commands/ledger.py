@@ -75,6 +75,14 @@ def show(state: Path) -> None:
     click.echo(f"content   {', '.join(rows) or 'no rows'}")
 
 
+_password_option = click.option(
+    "--ledger-password",
+    "password",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file with the database password. Default: libpq uses its own methods, for example a client certificate.",
+)
+
+
 @command.command(
     context_settings=VARIABLES,
     example=("gitboot ledger copy --to postgresql://gitboot@db.example.net/gitboot \\\n    --state /var/lib/gitboot"),
@@ -91,12 +99,7 @@ def show(state: Path) -> None:
     metavar="URL|file",
     help="The new location: postgresql://USER@HOST/DATABASE, or `file` for STATE/ledger.sqlite.",
 )
-@click.option(
-    "--ledger-password",
-    "password",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with the database password. Default: libpq uses its own methods, for example a client certificate.",
-)
+@_password_option
 def copy(state: Path, to: str, password: Path | None) -> None:
     """Copy the ledger to another location, and use it there.
 
@@ -139,12 +142,7 @@ def copy(state: Path, to: str, password: Path | None) -> None:
 )
 @click.argument("place", metavar="URL|FILE")
 @state_option
-@click.option(
-    "--ledger-password",
-    "password",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The file with the database password. Default: libpq uses its own methods, for example a client certificate.",
-)
+@_password_option
 @click.option(
     "--yes", is_flag=True, help="Do not ask for confirmation. Without a terminal, the command needs this option."
 )
