@@ -12,6 +12,7 @@ from datetime import datetime
 from functools import partial
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
@@ -150,7 +151,7 @@ def command(
     from gitboot.cli.evaluated_fleet import plan_fleet
 
     format_host(old)
-    client = HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel)
+    old_system = _OldSystem(old, shape, HttpClient(ca_bundle=ca_bundle, connections_per_host=parallel), timeout_s)
     now = current_second()
     fleet = plan_fleet(path, rev, now, None)
     fleet.require_servers(names)
@@ -161,7 +162,7 @@ def command(
     ]
 
     pool = ThreadPoolExecutor(parallel, thread_name_prefix="compare")
-    compare, found = partial(_compare_server, client, old, shape, timeout_s, contents=contents), []
+    compare, found = partial(_compare_server, old_system, contents=contents), []
     try:
         jobs = [pool.submit(compare, each, fleet.repository.servers[each.server]) for each in decisions]
         with show_progress("servers", len(jobs)) as advance:
@@ -207,16 +208,7 @@ def _evaluate_parked_as_active(repository: FleetRepository, now: datetime) -> De
     return decide(structs.replace(repository, fleet=fleet, servers=servers), now)
 
 
-def _compare_server(
-    client: HttpClient,
-    old_url: str,
-    shape: str,
-    timeout_s: float,
-    decision: Decision,
-    server: Server,
-    *,
-    contents: bool,
-) -> BootComparison:
+def _compare_server(old_system: _OldSystem, decision: Decision, server: Server, *, contents: bool) -> BootComparison:
     machine = ComparedMachine(
         name=decision.server,
         uuid=str(decision.uuid),
@@ -229,7 +221,7 @@ def _compare_server(
     build_result = partial(BootComparison, server=machine.name)
     try:
         is_uki = boot is not None and boot.direct_uki is not None
-        answer = _fetch_old_boot(client, old_url, shape, machine, timeout_s, is_uki=is_uki)
+        answer = old_system.fetch_boot(machine, is_uki=is_uki)
         if answer is None:
             return build_result(verdict=Verdict.MISSING, message="the old system returned 404 for this server")
         if boot is None and answer.kernel is None:
@@ -242,111 +234,112 @@ def _compare_server(
             message = "both systems boot the server from its disk, because it is installed"
             return build_result(verdict=Verdict.EQUAL, message=message)
         data, url = None, answer.user_data_url
-        if url is not None and _is_same_host(url, old_url):
-            data = _fetch_text(client, f"{url}user-data" if url.endswith("/") else url, timeout_s)
-        digests = {
-            url: _hash_url(client, url, timeout_s)
-            for url in (list_moved_files(answer, boot, old_url=old_url, base_url=decision.base_url) if contents else ())
-            if _is_same_host(url, old_url)
-        }
+        if url is not None and old_system.serves(url):
+            data = old_system.fetch_text(f"{url}user-data" if url.endswith("/") else url)
+        moved = list_moved_files(answer, boot, old_url=old_system.url, base_url=decision.base_url) if contents else ()
+        digests = {url: old_system.hash_file(url) for url in moved if old_system.serves(url)}
     except HostUnreachable as error:
         return build_result(verdict=Verdict.UNKNOWN, message=str(error))
     return compare_boots(
-        machine.name, answer, data, boot, digests, old_url=old_url, base_url=decision.base_url, macs=machine.macs
+        machine.name,
+        answer,
+        data,
+        boot,
+        digests,
+        old_url=old_system.url,
+        base_url=decision.base_url,
+        macs=machine.macs,
     )
 
 
-def _fetch_old_boot(
-    client: HttpClient, old_url: str, shape: str, machine: ComparedMachine, timeout_s: float, *, is_uki: bool
-) -> OldBoot | None:
-    """Return what a machine boots in the old system.
-
-    If the old system supports UEFI HTTP boot, first request the kind of boot that the fleet uses.
-    """
-    ways = [partial(_fetch_old_script, client, old_url, shape, machine, timeout_s)]
-    if shape in HTTP_BOOT_PATHS:
-        ways.insert(0 if is_uki else 1, partial(_fetch_http_boot, client, old_url, shape, machine, timeout_s))
-    failures = []
-    for way in ways:
-        try:
-            if (boot := way()) is not None:
-                return boot
-        except HostUnreachable as error:  # boot-operator returns 503 if iPXE is disabled, and 500 without a default uki
-            failures.append(error)
-    if len(failures) == len(ways):
-        raise failures[0]
-    return None
-
-
-_MAX_REDIRECTS: Final = 3  # the maximum number of redirects from one script to the next
-
-
-def _fetch_old_script(
-    client: HttpClient, old_url: str, shape: str, machine: ComparedMachine, timeout_s: float
-) -> OldBoot | None:
-    urls = [
-        each
-        for paths in (SCRIPT_PATHS, OTHER_SCRIPT_PATHS)
-        for each in enumerate(machine.list_script_urls(old_url, shape, paths))
-    ]
-    for number, script_url in urls:
-        mac = machine.macs[min(number, len(machine.macs) - 1)] if machine.macs else ""
-        url, variables = script_url, machine.list_variables(mac)
-        for _ in range(_MAX_REDIRECTS):
-            # Cobbler sends an empty response to an unknown machine.
-            if not (script := _fetch_text(client, url, timeout_s) or "").strip():
-                break
-            boot = parse_boot_script(script, url, variables)
-            if boot.fails:
-                break
-            if boot.chain is None or not _is_same_host(boot.chain, old_url) or "${" in boot.chain:
-                return boot
-            url = boot.chain
-    return None
-
-
-def _fetch_http_boot(
-    client: HttpClient, old_url: str, shape: str, machine: ComparedMachine, timeout_s: float
-) -> OldBoot | None:
-    root = old_url.rstrip("/")
-    headers = {"X-Forwarded-For": ", ".join((*machine.addresses, *machine.macs))}
-    answer = _fetch_text(client, f"{root}/{HTTP_BOOT_PATHS[shape]}", timeout_s, headers)
-    return parse_http_boot(answer, machine.uuid, f"{root}/ignition/{machine.uuid}") if answer else None
-
-
-_CHUNK_BYTES: Final = 1 << 20
-_MAX_FILE_BYTES: Final = 1 << 32  # maximum size of one file that machines boot
-
-
-def _hash_url(client: HttpClient, url: str, timeout_s: float) -> str:
-    """Return the SHA-256 of the file at a URL.
-
-    If the response status is not 200, return the SHA-256 of empty content.
-    """
-    found, size = sha256(), 0
-    with client.stream("GET", url, headers={"Accept": "*/*"}, deadline_s=timeout_s, rate=SLOWEST_DOWNLOAD) as answer:
-        while answer.status == 200 and (piece := answer.read(_CHUNK_BYTES)):
-            found.update(piece)
-            if (size := size + len(piece)) > _MAX_FILE_BYTES:
-                raise HostUnreachable(f"a file from {urlsplit(url).netloc} is larger than {_MAX_FILE_BYTES:,} bytes")
-    return found.hexdigest()
-
-
-def _is_same_host(url: str, old_url: str) -> bool:
-    old_parts, url_parts = urlsplit(old_url), split_url_or_none(url)
-    return url_parts is not None and (old_parts.scheme, old_parts.netloc) == (url_parts.scheme, url_parts.netloc)
-
-
 _MAX_SCRIPT_BYTES: Final = 1 << 20  # maximum size of one response
+_MAX_FILE_BYTES: Final = 1 << 32  # maximum size of one file that machines boot
+_CHUNK_BYTES: Final = 1 << 20
+_MAX_REDIRECTS: Final = 3  # the maximum number of redirects from one script to the next
+_ANY_TYPE: Final = {"Accept": "*/*"}
 
 
-def _fetch_text(client: HttpClient, url: str, timeout_s: float, headers: Mapping[str, str] | None = None) -> str | None:
-    with client.stream("GET", url, headers={"Accept": "*/*", **(headers or {})}, deadline_s=timeout_s) as answer:
-        if answer.status in (404, 410):
-            return None
-        if answer.status != 200:
-            raise HostUnreachable(f"{urlsplit(url).netloc} answers {answer.status}")
-        return answer.read_whole(_MAX_SCRIPT_BYTES).decode(errors="replace")
+class _OldSystem(Struct, frozen=True):
+    """The web server from which machines boot in the old system. Each method raises `HostUnreachable`."""
+
+    url: str
+    shape: str  # the type of the system, such as matchbox
+    client: HttpClient
+    timeout_s: float  # for each response
+
+    def fetch_boot(self, machine: ComparedMachine, *, is_uki: bool) -> OldBoot | None:
+        """Return what a machine boots, or None if the system has no boot for the machine.
+
+        If the system supports UEFI HTTP boot, first request the kind of boot that the fleet uses.
+        """
+        ways = [self._fetch_script]
+        if self.shape in HTTP_BOOT_PATHS:
+            ways.insert(0 if is_uki else 1, self._fetch_http_boot)
+        failures = []
+        for way in ways:
+            try:
+                if (boot := way(machine)) is not None:
+                    return boot
+            except HostUnreachable as error:  # boot-operator: 503 if iPXE is disabled, and 500 without a default uki
+                failures.append(error)
+        if len(failures) == len(ways):
+            raise failures[0]
+        return None
+
+    def _fetch_script(self, machine: ComparedMachine) -> OldBoot | None:
+        urls = [
+            each
+            for paths in (SCRIPT_PATHS, OTHER_SCRIPT_PATHS)
+            for each in enumerate(machine.list_script_urls(self.url, self.shape, paths))
+        ]
+        for number, script_url in urls:
+            mac = machine.macs[min(number, len(machine.macs) - 1)] if machine.macs else ""
+            url, variables = script_url, machine.list_variables(mac)
+            for _ in range(_MAX_REDIRECTS):
+                # Cobbler sends an empty response to an unknown machine.
+                if not (script := self.fetch_text(url) or "").strip():
+                    break
+                boot = parse_boot_script(script, url, variables)
+                if boot.fails:
+                    break
+                if boot.chain is None or not self.serves(boot.chain) or "${" in boot.chain:
+                    return boot
+                url = boot.chain
+        return None
+
+    def _fetch_http_boot(self, machine: ComparedMachine) -> OldBoot | None:
+        root = self.url.rstrip("/")
+        headers = {"X-Forwarded-For": ", ".join((*machine.addresses, *machine.macs))}
+        answer = self.fetch_text(f"{root}/{HTTP_BOOT_PATHS[self.shape]}", headers)
+        return parse_http_boot(answer, machine.uuid, f"{root}/ignition/{machine.uuid}") if answer else None
+
+    def serves(self, url: str) -> bool:
+        """Return whether a URL belongs to this system."""
+        own, other = urlsplit(self.url), split_url_or_none(url)
+        return other is not None and (own.scheme, own.netloc) == (other.scheme, other.netloc)
+
+    def fetch_text(self, url: str, headers: Mapping[str, str] = MappingProxyType({})) -> str | None:
+        """Return the text at a URL, or None if the status is 404 or 410."""
+        with self.client.stream("GET", url, headers={**_ANY_TYPE, **headers}, deadline_s=self.timeout_s) as answer:
+            if answer.status in (404, 410):
+                return None
+            if answer.status != 200:
+                raise HostUnreachable(f"{urlsplit(url).netloc} answers {answer.status}")
+            return answer.read_whole(_MAX_SCRIPT_BYTES).decode(errors="replace")
+
+    def hash_file(self, url: str) -> str:
+        """Return the SHA-256 of the file at a URL. If the status is not 200, return the SHA-256 of empty content."""
+        found, size = sha256(), 0
+        with self.client.stream(
+            "GET", url, headers=_ANY_TYPE, deadline_s=self.timeout_s, rate=SLOWEST_DOWNLOAD
+        ) as answer:
+            while answer.status == 200 and (piece := answer.read(_CHUNK_BYTES)):
+                found.update(piece)
+                if (size := size + len(piece)) > _MAX_FILE_BYTES:
+                    raise HostUnreachable(
+                        f"a file from {urlsplit(url).netloc} is larger than {_MAX_FILE_BYTES:,} bytes"
+                    )
+        return found.hexdigest()
 
 
 # Output
@@ -403,30 +396,34 @@ changed.
 The systems, and the data to pass as SOURCE:"""
 
 
-class OldSystem(Struct, frozen=True):
+class ImportSource(Struct, frozen=True):
     """A supported old system: the function that reads its data, and a description of the data."""
 
     read_inventory: Callable[[Texts], ImportedInventory]
     description: str
 
 
-SYSTEMS: Final[Mapping[str, OldSystem]] = {
-    "matchbox": OldSystem(boot_servers.read_matchbox, "the data directory with groups/, profiles/ and ignition/"),
-    "terraform": OldSystem(boot_servers.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"),
-    "cobbler": OldSystem(boot_servers.read_cobbler, "/var/lib/cobbler/collections from Cobbler 3.3 or 4"),
-    "foreman": OldSystem(asset_databases.read_foreman, "hosts, media and operatingsystems as JSON (Foreman API)"),
-    "maas": OldSystem(asset_databases.read_maas, "the output of maas PROFILE machines read and power-parameters"),
-    "openchami": OldSystem(hpc_clusters.read_openchami, "BSS and SMD data, or boot-service nodes/bootconfigurations"),
-    "tinkerbell": OldSystem(kubernetes.read_inventory, "Hardware and Machine objects as YAML"),
-    "metal3": OldSystem(kubernetes.read_inventory, "BareMetalHost and HardwareData objects as YAML"),
-    "boot-operator": OldSystem(metal_operator.read_inventory, "metal-operator and boot-operator objects as YAML"),
-    "ironic": OldSystem(boot_servers.read_ironic, "JSON from openstack baremetal node list --long and port list"),
-    "netbox": OldSystem(asset_databases.read_netbox, "devices, interfaces, ip-addresses as JSON (NetBox, Nautobot)"),
-    "xcat": OldSystem(hpc_clusters.read_xcat, "the output of lsdef -t node -z"),
-    "warewulf": OldSystem(hpc_clusters.read_warewulf, "nodes.conf from Warewulf 4"),
-    "dnsmasq": OldSystem(dhcp_servers.read_dnsmasq, "dhcp-host lines (only MAC, name and address)"),
-    "isc": OldSystem(dhcp_servers.read_isc_dhcpd, "host blocks from dhcpd.conf (only MAC, name and address)"),
-    "kea": OldSystem(dhcp_servers.read_kea, "reservations (only MAC, name and address)"),
+SYSTEMS: Final[Mapping[str, ImportSource]] = {
+    "matchbox": ImportSource(boot_servers.read_matchbox, "the data directory with groups/, profiles/ and ignition/"),
+    "terraform": ImportSource(
+        boot_servers.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"
+    ),
+    "cobbler": ImportSource(boot_servers.read_cobbler, "/var/lib/cobbler/collections from Cobbler 3.3 or 4"),
+    "foreman": ImportSource(asset_databases.read_foreman, "hosts, media and operatingsystems as JSON (Foreman API)"),
+    "maas": ImportSource(asset_databases.read_maas, "the output of maas PROFILE machines read and power-parameters"),
+    "openchami": ImportSource(
+        hpc_clusters.read_openchami, "BSS and SMD data, or boot-service nodes/bootconfigurations"
+    ),
+    "tinkerbell": ImportSource(kubernetes.read_inventory, "Hardware and Machine objects as YAML"),
+    "metal3": ImportSource(kubernetes.read_inventory, "BareMetalHost and HardwareData objects as YAML"),
+    "boot-operator": ImportSource(metal_operator.read_inventory, "metal-operator and boot-operator objects as YAML"),
+    "ironic": ImportSource(boot_servers.read_ironic, "JSON from openstack baremetal node list --long and port list"),
+    "netbox": ImportSource(asset_databases.read_netbox, "devices, interfaces, ip-addresses as JSON (NetBox, Nautobot)"),
+    "xcat": ImportSource(hpc_clusters.read_xcat, "the output of lsdef -t node -z"),
+    "warewulf": ImportSource(hpc_clusters.read_warewulf, "nodes.conf from Warewulf 4"),
+    "dnsmasq": ImportSource(dhcp_servers.read_dnsmasq, "dhcp-host lines (only MAC, name and address)"),
+    "isc": ImportSource(dhcp_servers.read_isc_dhcpd, "host blocks from dhcpd.conf (only MAC, name and address)"),
+    "kea": ImportSource(dhcp_servers.read_kea, "reservations (only MAC, name and address)"),
 }
 
 
