@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -15,9 +14,8 @@ from msgspec import Struct, field, to_builtins
 from gitboot.artifacts.availability import FileSigner, Presence, Sighting
 from gitboot.errors import FleetOrders
 from gitboot.jsonio import Digest, convert, format_instant, to_json_value
-from gitboot.ledger.schema import Database
 from gitboot.ledger.server_tables import parse, parse_object, parse_time, parse_time_or_none, to_json
-from gitboot.ledger.store import Store, Transaction, open_database
+from gitboot.ledger.store import Store, Transaction, open_read_only
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.resolve.server_decision import BootFile, FileProof, WithheldBoot
@@ -212,11 +210,14 @@ def read_facts(store: Store) -> Facts:
 def write_facts(tx: Transaction, **values: Any) -> None:
     for name, value in values.items():
         fact = _FACTS[name]
-        text = fact.format(value) if value is not None else None
-        if text is None:
-            tx.execute("DELETE FROM facts WHERE name = ?", (fact.name,))
-        else:
-            tx.replace("facts", ("name",), [(fact.name, text)])
+        _write_fact(tx, fact.name, fact.format(value) if value is not None else None)
+
+
+def _write_fact(tx: Transaction, name: str, text: str | None) -> None:
+    if text is None:
+        tx.execute("DELETE FROM facts WHERE name = ?", (name,))
+    else:
+        tx.replace("facts", ("name",), [(name, text)])
 
 
 def write_changed_facts(tx: Transaction, before: Facts, now: Facts) -> None:
@@ -239,7 +240,7 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
     with store.writing() as tx:
         write_facts(tx, doubt=reason)
         found = [int(value) for (value,) in tx.rows("SELECT value FROM facts WHERE name = 'changes'")]
-        tx.replace("facts", ("name",), [("changes", str(max(changes, *found, 0)))])
+        _write_fact(tx, "changes", str(max(changes, *found, 0)))
         tx.mark()
 
 
@@ -270,7 +271,7 @@ def ensure_status_key(store: Store) -> bytes:
     if not store.rows(query):
         with store.writing() as tx:
             if not tx.rows(query):
-                tx.replace("facts", ("name",), [("statusKey", secrets.token_hex(_KEY_BYTES))])
+                _write_fact(tx, "statusKey", secrets.token_hex(_KEY_BYTES))
     ((value,),) = store.rows(query)
     return bytes.fromhex(value)
 
@@ -289,10 +290,7 @@ def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], pla
         }
         for file, each in known
     ]
-    if items:
-        tx.replace("facts", ("name",), [("artifacts", to_json({"place": place, "items": items}))])
-    else:
-        tx.execute("DELETE FROM facts WHERE name = 'artifacts'")
+    _write_fact(tx, "artifacts", to_json({"place": place, "items": items}) if items else None)
 
 
 def read_sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
@@ -413,7 +411,7 @@ def read_accepted_commits(store: Store) -> tuple[str, ...]:
 
 def read_last_event_number(path: Path) -> int:
     """Return the number of the newest event in the ledger at ``path``, or 0 if there are no events."""
-    with _open_read_only(path) as database:
+    with open_read_only(path) as database:
         ((found,),) = database.execute("SELECT coalesce(max(id), 0) FROM events")
         return int(found)
 
@@ -421,18 +419,11 @@ def read_last_event_number(path: Path) -> int:
 def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
     """Return the numbers and events of up to ``limit`` events whose number is above ``number``, oldest first."""
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
-    with _open_read_only(path) as database:
+    with open_read_only(path) as database:
         return [
             (int(id), {"at": at, "type": type, "message": message, **parse_object(facts)})
             for id, at, type, message, facts in database.execute(query, (number, limit))
         ]
-
-
-@contextmanager
-def _open_read_only(path: Path) -> Iterator[Database]:
-    """Open a separate read-only connection, which does not block writers and is not blocked by them."""
-    with closing(open_database(path, read_only=True)) as database, database.reading():
-        yield database
 
 
 def read_token_keys(store: Store) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LeaseLost
@@ -93,7 +93,7 @@ class HeldLease(Struct):
     seconds: float
     name: str  # the name of the ledger, for messages
     place: str = ""  # host and state directory of the instance
-    until_s: float = field(default=0.0)  # when the lease expires, on the clock of `now_s`
+    until_s: float = 0.0  # when the lease expires, on the clock of `now_s`
     is_lost: bool = False  # whether another instance took the lease; once true, it stays true
     # Host and state directory of the previous holder; None: there was no other holder.
     previous_place: str | None = None

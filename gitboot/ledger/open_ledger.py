@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.leader_lease import Holder, LeaseState
+from gitboot.ledger.leader_lease import LeaseState
 from gitboot.ledger.schema import Database
 from gitboot.ledger.sqlite import SqliteDatabase, back_up
-from gitboot.ledger.store import CopyNotes, Store, copy_tables, count_rows, get_mark_path, open_database, read_address
+from gitboot.ledger.store import (
+    CopyNotes,
+    Store,
+    copy_tables,
+    count_rows,
+    get_mark_path,
+    open_database,
+    open_read_only,
+    read_address,
+)
 
 
 def open_ledger(path: Path) -> Store:
@@ -35,7 +44,7 @@ def read_places(path: Path) -> tuple[Path | None, Path | None]:
 
     The function does not change or check the ledger. Raises `LedgerError` if the ledger cannot be read.
     """
-    with closing(open_database(path, read_only=True)) as database, database.reading():
+    with open_read_only(path) as database:
         found: dict[str, str] = dict(
             database.execute("SELECT name, value FROM facts WHERE name IN ('output', 'spool')")
         )
@@ -56,21 +65,10 @@ class LedgerSummary(NamedTuple):
 
 def summarize_ledger(path: Path) -> LedgerSummary:
     """Return the main facts about the ledger at ``path``. Raises `LedgerError` if the ledger cannot be read."""
-    with closing(open_database(path, read_only=True, open_moved=True)) as database, database.reading():
+    with open_read_only(path, open_moved=True) as database:
         notes = CopyNotes.read(database)
         lease = None if database.is_local or notes.moved_to is not None else _read_lease(database)
         return LedgerSummary(database.name, notes.identity, notes.changes, count_rows(database), notes.moved_to, lease)
-
-
-def find_other_acting_instance(path: Path, holder: Callable[[], Holder]) -> str | None:
-    """Return the host and state directory of another instance that is active with the shared ledger, or None."""
-    if read_address(path) is None:
-        return None
-    with closing(open_database(path, read_only=True)) as database, database.reading():
-        rows = database.execute(
-            "SELECT place FROM lease WHERE until > clock_timestamp() AND holder <> ?", (holder().id,)
-        )
-    return str(rows[0][0]) if rows else None
 
 
 def read_shared_token_keys(path: Path) -> tuple[str, ...]:
@@ -80,7 +78,7 @@ def read_shared_token_keys(path: Path) -> tuple[str, ...]:
     """
     if read_address(path) is None:
         return ()
-    with closing(open_database(path, read_only=True)) as database, database.reading():
+    with open_read_only(path) as database:
         return tuple(line for (line,) in database.execute("SELECT line FROM token_keys ORDER BY number"))
 
 
@@ -91,7 +89,7 @@ def read_lease(path: Path) -> LeaseState | None:
     """
     if read_address(path) is None:
         return None
-    with closing(open_database(path, read_only=True)) as database, database.reading():
+    with open_read_only(path) as database:
         return _read_lease(database)
 
 

@@ -8,7 +8,7 @@ import re
 import threading
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple, Self
@@ -290,9 +290,9 @@ class Store:
                 tx.send()
                 if tx.is_marked:
                     identity, before = _parse_progress(database.execute(_PROGRESS))
+                    self._check_synced(identity, before)
                     changes = identity, before + 1
                     database.replace("facts", ("name",), [("changes", str(before + 1))])
-                    _check_synced(database.name, self._synced_progress, (changes[0], changes[1] - 1))
                 database.commit()
             except BaseException as error:
                 self.is_suspect |= database.may_have_lost(error)
@@ -303,7 +303,7 @@ class Store:
                     database.rollback()
                 if isinstance(error, database.errors):
                     raise LedgerError(
-                        f"{self.database.name}: the ledger cannot be written ({format_error(error)})"
+                        f"{database.name}: the ledger cannot be written ({format_error(error)})"
                     ) from error
                 raise
             self.is_failing = False
@@ -319,8 +319,17 @@ class Store:
         """
         with self._lock:
             self.database.reopen()
-        _check_synced(self.database.name, self._synced_progress, self._read_progress())
+        self._check_synced(*self._read_progress())
         self.is_suspect = False
+
+    def _check_synced(self, identity: str, changes: int) -> None:
+        """Raise `LedgerError` if the ledger on the disk lacks a change that was already synced."""
+        if (synced := self._synced_progress) is not None and (identity != synced[0] or changes < synced[1]):
+            raise LedgerError(
+                f"{self.database.name}: the disk lost synced changes (only {changes} of {synced[1]} are left), or a "
+                "backup replaced the ledger. Stop gitboot, restore the newest copy to a disk that keeps its data, and "
+                "start gitboot again. gitboot then asks you to confirm which servers are installed"
+            )
 
     def probe(self) -> None:
         """Raise `LedgerError` if the database does not respond within a few seconds.
@@ -412,19 +421,19 @@ def open_database(
     return database
 
 
+@contextmanager
+def open_read_only(path: Path, *, open_moved: bool = False) -> Iterator[Database]:
+    """Open a ledger for reading until the block ends. The connection and the writers do not block each other.
+
+    For ``open_moved``, see `open_database`. Raises `LedgerError` if the ledger cannot be read.
+    """
+    with closing(open_database(path, read_only=True, open_moved=open_moved)) as database, database.reading():
+        yield database
+
+
 def _parse_progress(facts: Iterable[Row]) -> tuple[str, int]:
     found: dict[str, str] = dict(facts)
     return found["identity"], int(found.get("changes", 0))
-
-
-def _check_synced(name: str, synced: tuple[str, int] | None, found: tuple[str, int]) -> None:
-    """Raise `LedgerError` if the ledger on the disk lacks a change that was already synced."""
-    if synced is not None and (found[0] != synced[0] or found[1] < synced[1]):
-        raise LedgerError(
-            f"{name}: the disk lost synced changes (only {found[1]} of {synced[1]} are left), or a backup replaced the "
-            "ledger. Stop gitboot, restore the newest copy to a disk that keeps its data, and start gitboot again. "
-            "gitboot then asks you to confirm which servers are installed"
-        )
 
 
 def get_mark_path(ledger: Path) -> Path:

@@ -24,7 +24,7 @@ from gitboot.errors import HeldByAnother, LedgerError, UsageError
 from gitboot.files import convert_os_errors, write_atomically
 from gitboot.jsonio import encode_indented, format_instant, to_json_value
 from gitboot.ledger.leader_lease import Holder, Lease, LeaseState
-from gitboot.ledger.open_ledger import find_other_acting_instance, read_lease, read_places
+from gitboot.ledger.open_ledger import read_lease, read_places
 from gitboot.ledger.store import has_address_file
 from gitboot.render.endpoint_files import TERMS, parse_terms
 from gitboot.render.token_keys import EarlierKey, TokenKeys
@@ -250,10 +250,11 @@ def require_active(directory: Path) -> None:
 
     The instance on this host need not be running.
     """
-    if (place := find_other_acting_instance(directory / LEDGER, lambda: Holder.load(directory))) is not None:
-        host, _, state = place.partition(":")
+    lease = read_lease(directory / LEDGER)
+    if lease is not None and lease.is_current and lease.holder != Holder.load(directory).id:
+        host, _, state = lease.place.partition(":")
         raise HeldByAnother(
-            f"{directory}: the instance on this host is a standby, and the active instance is {place}; run the "
+            f"{directory}: the instance on this host is a standby, and the active instance is {lease.place}; run the "
             f"command on {host} with --state {state}"
         )
 
