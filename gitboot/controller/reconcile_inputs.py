@@ -46,7 +46,6 @@ from gitboot.fetchlog.unknown_machines import (
 from gitboot.fleet.overlay import apply_changes
 from gitboot.jsonio import encode_canonical
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.leader_lease import Lease
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
@@ -171,7 +170,7 @@ class Inbox:
         stop_reader: StopReader | None = None,
         uptime: Callable[[], Uptime] = read_uptime,
         artifacts: ArtifactWatch | None = None,
-        spool: SharedFetchLog | None = None,
+        spool: RecordedFetches | None = None,
         former_folder: Path | None = None,  # another folder in which an earlier version may have left its claims
         clearings: UnrecordedClearings | None = None,
         clock: Callable[[], datetime] | None = None,  # None: write each record of a BMC task to the ledger
@@ -184,7 +183,7 @@ class Inbox:
             mark_file,
             stop_reader or StopReader(),
         )
-        self._spool: FolderFetchLog | SharedFetchLog | None = spool or (
+        self._spool: FolderFetchLog | RecordedFetches | None = spool or (
             FolderFetchLog(folder) if folder is not None else None
         )
         self._claim_folders = [each for each in (folder, former_folder) if each is not None]
@@ -275,7 +274,7 @@ class Inbox:
         found = ReadResult([], dict(offsets), 0)
         if self._spool is not None:
             try:
-                found, self.fetch_log_error = self._spool.take(offsets), None
+                found, self.fetch_log_error = self._spool.read(offsets), None
             except LedgerError as error:
                 self.fetch_log_error = str(error)
             except OSError as error:
@@ -340,7 +339,7 @@ class Inbox:
         if self._spool is None:
             return
         try:
-            self._spool.forget(offsets, times)
+            self._spool.delete_read_fetches(offsets, times)
         except (OSError, LedgerError) as error:
             _logger.error(
                 "%s: entries that gitboot has read could not be deleted: %s",
@@ -350,7 +349,10 @@ class Inbox:
 
 
 class FolderFetchLog:
-    """The fetch log of the endpoints on this host, in a folder. Methods raise OSError if the log cannot be read."""
+    """The fetch log of the endpoints on this host, in a folder. Methods raise OSError if the log cannot be read.
+
+    For hosts that share a ledger, `RecordedFetches` takes its place.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder, self.name = folder, str(folder)
@@ -359,38 +361,14 @@ class FolderFetchLog:
     def fetch_log_id(self) -> str | None:
         return spool.read_or_create_identity(self._folder)
 
-    def take(self, offsets: Mapping[str, int]) -> ReadResult:
+    def read(self, offsets: Mapping[str, int]) -> ReadResult:
         return spool.read_new_lines(self._folder, offsets)
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
         return spool.count_deletions_after(self._folder, offsets)
 
-    def forget(self, offsets: Mapping[str, int], times: int) -> None:
-        spool.delete_finished_files(self._folder, offsets, times)
-
-
-class SharedFetchLog:
-    """The fetch log in a shared database. Only the host with the lease uses this class.
-
-    Methods raise `LedgerError` if the database cannot be read.
-    """
-
-    def __init__(self, fetches: RecordedFetches, lease: Lease) -> None:
-        self._fetches, self._lease = fetches, lease
-        self.name = fetches.name
-
-    @property
-    def fetch_log_id(self) -> str | None:
-        return str(self._lease)
-
-    def take(self, offsets: Mapping[str, int]) -> ReadResult:
-        return self._fetches.read(offsets)
-
-    def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
-        return self._fetches.count_deletions_after(offsets)
-
-    def forget(self, offsets: Mapping[str, int], times: int) -> None:
-        self._fetches.delete_read_fetches(offsets, times, self._lease)
+    def delete_read_fetches(self, offsets: Mapping[str, int], deletion_number: int) -> None:
+        spool.delete_finished_files(self._folder, offsets, deletion_number)
 
 
 _MAX_REPORTED: Final = 5

@@ -159,9 +159,10 @@ class RecordedFetches:
     Each method raises `LedgerError` if the database cannot be used.
     """
 
-    def __init__(self, address: PostgresAddress) -> None:
-        self._transactions = _Transactions(address)
+    def __init__(self, address: PostgresAddress, lease: Lease) -> None:
+        self._transactions, self._lease = _Transactions(address), lease
         self.name, self.close = address.name, self._transactions.close
+        self.fetch_log_id = str(lease)  # the identity that endpoints must find in the output tree
 
     def read(self, offsets: Mapping[str, int]) -> ReadResult:
         """Wait until running transactions have recorded their fetches, then return the fetches after ``offsets``."""
@@ -201,14 +202,14 @@ class RecordedFetches:
             ((deletions, rows),) = run(query, (offsets.get(FETCHES, 0),))
         return int(deletions + (rows >= _MIN_DELETED_ROWS))
 
-    def delete_read_fetches(self, offsets: Mapping[str, int], deletion_number: int, lease: Lease) -> None:
+    def delete_read_fetches(self, offsets: Mapping[str, int], deletion_number: int) -> None:
         """Delete the rows up to ``offsets`` as deletion number ``deletion_number``.
 
         If this number was used before, or if another instance holds the lease, the method deletes nothing.
         """
         query = "UPDATE lease SET forgotten = %s WHERE holder = %s AND epoch = %s AND forgotten < %s RETURNING 1"
         with self._transaction() as run:
-            if run(query, (deletion_number, *lease, deletion_number)):
+            if run(query, (deletion_number, *self._lease, deletion_number)):
                 run("DELETE FROM fetches WHERE id <= %s", (offsets.get(FETCHES, 0),))
 
     def _transaction(self) -> AbstractContextManager[_Run]:

@@ -46,7 +46,7 @@ from gitboot.fetchlog.unknown_machines import (
     read_unknown_machine_files,
 )
 from gitboot.jsonio import Digest
-from gitboot.ledger.leader_lease import Holder
+from gitboot.ledger.leader_lease import Holder, Lease
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.postgresql import open_connection
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches, SharedFetchLog
@@ -439,7 +439,7 @@ class Hosts:
 
     def arrived(self) -> list[Observation]:
         """The fetches that reached the ledger since the last call."""
-        with closing(RecordedFetches(self.address)) as recorded:
+        with closing(RecordedFetches(self.address, Lease("one", 1))) as recorded:
             found = recorded.read(self.taken)
         self.taken = dict(found.offsets)
         return found.observations

@@ -69,7 +69,7 @@ def path(postgres_server: PostgresServer, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def recorded_fetches(path: Path) -> Iterator[RecordedFetches]:
-    with closing(RecordedFetches(address(path))) as made:
+    with closing(RecordedFetches(address(path), Lease("one", 1))) as made:
         yield made
 
 
@@ -485,19 +485,20 @@ def test_stored_fetches_are_deleted_in_batches_of_a_thousand_by_the_holder_of_th
     path: Path, recorded_fetches: RecordedFetches
 ) -> None:
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(1000))
-    with hold_lease(path, ONE) as (_, lease), open_fetch_log(path) as fetches:
+    with hold_lease(path, ONE), open_fetch_log(path) as fetches:
         fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
         taken = recorded_fetches.read({}).offsets
         assert recorded_fetches.count_deletions_after({FETCHES: taken[FETCHES] - 1}) == 0
         assert recorded_fetches.count_deletions_after(taken) == 1
-        recorded_fetches.delete_read_fetches(taken, 1, Lease("two", 1))
+        with closing(RecordedFetches(address(path), Lease("two", 1))) as other:
+            other.delete_read_fetches(taken, 1)
         assert recorded_fetches.count_deletions_after(taken) == 1, "another's lease"
-        recorded_fetches.delete_read_fetches(taken, 1, lease.lease)
+        recorded_fetches.delete_read_fetches(taken, 1)
         assert len(recorded_fetches.read({}).observations) == 0
         fetches.find_served_boot("web01", OFFER, None)
         assert fetches.deletion_count == 1
         fetches.receive_batch(ForwardedBatch(SPOOL, len(lines), encode_line(GIVEN)), [SPOOL.file])
-        recorded_fetches.delete_read_fetches(recorded_fetches.read({}).offsets, 1, lease.lease)
+        recorded_fetches.delete_read_fetches(recorded_fetches.read({}).offsets, 1)
         assert len(recorded_fetches.read({}).observations) == 1, "no new number"
 
 
@@ -512,7 +513,7 @@ def test_without_its_server_no_fetch_is_recorded_and_none_is_lost(tmp_path: Path
         with pytest.raises(BatchRejected, match="No such file"):
             fetches.receive_batch(ForwardedBatch(SPOOL, 0, encode_line(GIVEN)), [])
         with (
-            closing(RecordedFetches(nowhere)) as read,
+            closing(RecordedFetches(nowhere, Lease("one", 1))) as read,
             pytest.raises(LedgerError, match="the recorded fetches cannot be read"),
         ):
             read.read({})
@@ -685,7 +686,7 @@ def test_an_instance_that_is_paused_while_it_reads_fetches_does_not_block_others
     lines = b"".join(encode_line(replace(GIVEN, at=NOON + timedelta(seconds=each))) for each in range(5000))
     with hold_lease(path, ONE) as (_, lease), open_fetch_log(path) as fetches:
         fetches.receive_batch(ForwardedBatch(SPOOL, 0, lines), [SPOOL.file])
-        with closing(RecordedFetches(line.address(path))) as paused:
+        with closing(RecordedFetches(line.address(path), lease.lease)) as paused:
             assert paused.read({FETCHES: 5000}).observations == []
             line.begin(len(lines) // 2)
             thread = threading.Thread(target=read, args=(paused,), daemon=True)

@@ -835,7 +835,7 @@ def test_after_a_move_to_another_database_each_new_fetch_is_read(
     move_ledger(tmp_path, postgres_server.address().url)
     with hold_lease(path, ONE) as (ledger, lease), open_fetch_log(path) as fetches:
         fetches.record(GIVEN, str(lease.lease))
-        with closing(RecordedFetches(require_value(read_address(path)))) as recorded:
+        with closing(RecordedFetches(require_value(read_address(path)), lease.lease)) as recorded:
             assert recorded.read(server_tables.read_spool_positions(ledger)).observations == [GIVEN]
             found = recorded.read({FETCHES: 5000})
             assert (found.observations, found.offsets) == ([GIVEN], {FETCHES: 1}), (

@@ -49,7 +49,6 @@ from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import (
     Components,
     Inbox,
-    SharedFetchLog,
     UnknownMachineFile,
     UnrecordedClearings,
     ignore,
@@ -167,8 +166,7 @@ def build_bmc_pool(settings: Settings, dependencies: Dependencies, write: WriteR
 @contextmanager
 def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[Instance]:
     """Build an instance from its dependencies. At the end of the block, wait for the BMC tasks."""
-    store, held = dependencies.store, dependencies.store.database.lease
-    shared_fetches = dependencies.shared_fetches
+    store = dependencies.store
     inbox = Inbox(
         store,
         settings.spool,
@@ -176,7 +174,7 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
         StopReader(*list_stop_folders(settings.output, settings.spool)),
         dependencies.uptime,
         dependencies.artifacts,
-        SharedFetchLog(shared_fetches, held.lease) if shared_fetches is not None and held is not None else None,
+        dependencies.shared_fetches,
         settings.state / state.SPOOL,
         clearings=UnrecordedClearings(
             None if dependencies.dry_run else settings.state / state.WITHDRAWALS,
@@ -512,7 +510,7 @@ def _hold_lease(
         tell(event)
         write_events(store, [event])
     with (
-        closing(RecordedFetches(address)) as shared_fetches,
+        closing(RecordedFetches(address, held.lease)) as shared_fetches,
         LeaseKeeper(held, LeaseConnection(address), on_lease_lost) as keeper,
     ):
         yield shared_fetches, keeper.check, keeper.check_ending
