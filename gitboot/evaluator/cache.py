@@ -164,7 +164,7 @@ class RemoteCache:
                 write_frame(self._outgoing, CacheLookup(kind, batch))
                 if (frame := read_frame(self._incoming)) is None:
                     raise EOFError
-                found |= protocol.decode_hits(frame).values
+                found |= protocol.decode_hits(frame)
         return found
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
@@ -203,7 +203,7 @@ def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
     """
     if len(request.keys) > protocol.MAX_KEYS:
         raise ValueError(f"the request has too many keys: {len(request.keys):,}")
-    return CacheHits(dict(cache.get_many(request.kind, request.keys)) if cache is not None else {})
+    return dict(cache.get_many(request.kind, request.keys)) if cache is not None else {}
 
 
 _decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)

@@ -92,10 +92,7 @@ class DecisionHistory:
         newer: HistoryStep | None = None  # the last valid commit, whose changes gitboot has not determined yet
         pending: list[InvalidCommit] = []  # the invalid commits that are newer than `newer` and were not yielded yet
         older: list[InvalidCommit] = []
-        pairs = zip(self._commits, (*self._commits[1:], None), strict=True)
-        # In every other commit, the fleet is identical to the fleet in the parent.
-        changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
-        for step in (*changing, None):
+        for step in (*_select_changing_steps(self._commits), None):
             if step is not None and (problem := self._find_problem(step, newer)) is not None:
                 older.append(InvalidCommit(commit=step.commit, problem=problem))
                 continue
@@ -192,9 +189,7 @@ def list_document_changes(
     snapshot: Snapshot | None = None
     newer: tuple[CommitSummary, _FoundDocument | None] | None = None
     unreadable: list[InvalidCommit] = []
-    pairs = zip(commits, (*commits[1:], None), strict=True)
-    changing = [step for step, parent in pairs if step.tree != (parent.tree if parent else None)]
-    for step in (*changing, None):
+    for step in (*_select_changing_steps(commits), None):
         found: _FoundDocument | None = None
         if step is not None and step.tree is not None:
             snapshot = open_commit(step.commit.revision, snapshot)
@@ -276,6 +271,12 @@ def is_valid_history_result(kind: ResultKind, value: bytes) -> bool:
     except (KeyError, msgspec.MsgspecError, ValueError, RecursionError):
         return False
     return True
+
+
+def _select_changing_steps(commits: Sequence[HistoryStep]) -> list[HistoryStep]:
+    """Return the steps whose fleet differs from the fleet in the parent."""
+    pairs = zip(commits, (*commits[1:], None), strict=True)
+    return [step for step, parent in pairs if step.tree != (parent.tree if parent is not None else None)]
 
 
 def _select_decisions(commit: Evaluation, servers: Collection[str]) -> Mapping[str, Decision]:

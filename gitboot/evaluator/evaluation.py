@@ -7,7 +7,7 @@ import select
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
@@ -351,25 +351,14 @@ class _CommitEvaluator:
         )
 
 
-def compute_decision_keys(
-    repository: FleetRepository,
-    names: Collection[str] | None = None,
-    documents: Mapping[str, bytes] | None = None,
-) -> dict[str, Key]:
-    """Return the content key of each server's decision, by server name.
-
-    With ``names``, return only the keys of these servers.
-
-    ``documents`` are digests of the Server documents, by server name, if the caller has computed them. All digests must
-    have the same length, and different documents must have different digests.
-    """
+def compute_decision_keys(repository: FleetRepository, names: Iterable[str]) -> dict[str, Key]:
+    """Return the content key of each of these servers' decisions, by server name."""
     view, shared_digests = FleetView(repository), _SharedDigests()
     files: dict[str, bytes] = {}  # the digests of files, by path
     keys = {}
-    for name in repository.servers if names is None else names:
+    for name in names:
         server = repository.servers[name]
-        found = shared_digests.digest_inputs(view.shared_inputs(server))
-        found += documents[name] if documents is not None else _encode_input(server)
+        found = shared_digests.digest_inputs(view.shared_inputs(server)) + _encode_input(server)
         for path in list_own_files(server):  # the files are in the order in which the document names them
             if path not in files:
                 files[path] = _digest_input(repository.files[path])

@@ -230,8 +230,7 @@ class CacheLookup(msgspec.Struct, frozen=True, tag=True):
     keys: tuple[bytes, ...]
 
 
-class CacheHits(msgspec.Struct, frozen=True):
-    values: dict[bytes, bytes]
+CacheHits = dict[bytes, bytes]  # the reply to a `CacheLookup`: the values that the cache contains, by key
 
 
 class NewResults(msgspec.Struct, frozen=True, tag=True):

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from hashlib import blake2b
 from itertools import product
 from pathlib import Path
 
@@ -20,7 +19,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gitboot.child_processes import encode
 from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import compute_decision_keys
 from gitboot.fleet.documents import FleetRepository
@@ -75,18 +73,16 @@ def test_equal_keys_of_two_commits_mean_equal_results(
     for other in others * 2:
         tree = draw.choice(EDITS)(tree, other, draw)
         commits.append(load_or_none(history, tree))
-    results: dict[tuple[bytes, bytes], object] = {}  # by key, and by the documents' digests or not
+    results: dict[bytes, object] = {}  # by key
     for commit in commits:
         if commit is None:
             continue
         view, composer = FleetView(commit), Composer()
-        documents = {name: blake2b(encode(each)).digest() for name, each in commit.servers.items()}
-        keys, by_documents = compute_decision_keys(commit), compute_decision_keys(commit, documents=documents)
+        keys = compute_decision_keys(commit, commit.servers)
         for name, each in commit.servers.items():
             inputs = view.server_inputs(each)
             result = inputs, decide_server(inputs, composer), build_machine(commit, each)
-            assert results.setdefault((b"", keys[name]), result) == result
-            assert results.setdefault((b"documents", by_documents[name]), result) == result
+            assert results.setdefault(keys[name], result) == result
 
 
 def check_each_by_itself(commit: FleetRepository, draw: random.Random) -> None:
@@ -268,7 +264,7 @@ def test_a_key_changes_with_the_files_that_the_server_names() -> None:
 def test_keys_do_not_depend_on_the_order_of_files() -> None:
     backwards = dict(reversed(DOCUMENTS.items()))
     one, two = (repository(*each.values(), files=TEMPLATE) for each in (DOCUMENTS, backwards))
-    assert compute_decision_keys(one) == compute_decision_keys(two)
+    assert compute_decision_keys(one, one.servers) == compute_decision_keys(two, two.servers)
 
 
 def test_keys_are_the_same_in_every_process() -> None:
