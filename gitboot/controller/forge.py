@@ -228,17 +228,10 @@ class Forge:
             },
         )
 
-    def find_latest(self, commits: Iterable[str], ledger: str | None = None) -> CommitVerdict | None:
-        """Return the newest verdict on the first of these commits that has any, or None if no commit has a verdict.
-
-        If ``ledger`` is given, ignore verdicts from other ledgers. Raises `HostUnreachable` or `ForgeRefused`.
-        """
-        for commit in commits:
-            _, found = self._read_page(commit)
-            for verdict in found:
-                if ledger in (None, verdict.ledger):
-                    return verdict
-        return None
+    def find_latest(self, commit: str, ledger: str) -> CommitVerdict | None:
+        """Return the newest verdict from this ledger on a commit. Raises `HostUnreachable` or `ForgeRefused`."""
+        _, verdicts = self._read_page(commit)
+        return next((each for each in verdicts if each.ledger == ledger), None)
 
     def find_known_changes(self, commits: Iterable[str], ledger: str, key: bytes) -> KnownChanges:
         """Return a ledger's change numbers, read from the first of these commits that has a status with a proof.
@@ -491,7 +484,7 @@ class VerdictSender(RetryingSender):
         further status is ignored.
         """
         verdict = verdict.with_proof(self._key)
-        known = self._forge.find_latest([verdict.commit], verdict.ledger)
+        known = self._forge.find_latest(verdict.commit, verdict.ledger)
         try:
             if known is None or known.description != verdict.description:
                 self._forge.write(verdict)
@@ -505,10 +498,11 @@ class VerdictSender(RetryingSender):
 
 
 class ForgeReader:
-    """Reads the ledger's change number from a forge before the instance reports anything to it."""
+    """Reads the ledger's change number from a forge before an active instance reports anything to it."""
 
-    def __init__(self, verdicts: VerdictSender, source: Source, ledger: str, key: bytes) -> None:
-        self._verdicts, self._source, self._ledger, self._key = verdicts, source, ledger, key
+    def __init__(self, verdicts: VerdictSender, source: Source, store: Store) -> None:
+        self._verdicts, self._source, self._ledger = verdicts, source, store.progress[0]
+        self._key = ensure_status_key(store)
 
     @property
     def forge_report(self) -> ForgeReport:
@@ -520,11 +514,6 @@ class ForgeReader:
         with suppress(SourceError):
             commits = list_first_parents(self._source) if has_fetched else ()
         self._verdicts.read_known_changes(commits, self._ledger, self._key)
-
-
-def build_forge_reader(verdicts: VerdictSender, source: Source, store: Store) -> ForgeReader:
-    """Return a reader for the ledger of an active instance. Creates the ledger's status key if it is missing."""
-    return ForgeReader(verdicts, source, store.progress[0], ensure_status_key(store))
 
 
 def list_first_parents(source: Source) -> tuple[Revision, ...]:

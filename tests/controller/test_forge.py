@@ -15,7 +15,7 @@ from gitboot.errors import ForgeRefused, HostUnreachable, UsageError
 from tests.helpers.cases import for_each
 from tests.helpers.forges import TOKEN, ForgeHost, forge_host
 
-ONE, TWO, THREE = (digit * 40 for digit in "123")
+ONE, TWO = (digit * 40 for digit in "12")
 LEDGER = "9f0c7e1c-4a6e-4b0e-8d3b-0d8f6c1f6f0a"
 ACCEPTED = CommitVerdict(commit=ONE, judgement=Judgement.ACCEPTED, says="accepted", ledger=LEDGER, change=7)
 HELD = replace(ACCEPTED, judgement=Judgement.HELD, says="held by maxReinstalls", change=8)
@@ -48,16 +48,19 @@ def test_each_judgement_is_the_status_of_its_commit_has_a_color_and_can_be_read_
         assert (status["sha"], status["context"], status["target_url"]) == (ONE, "gitboot", "https://boards.test/boot")
         assert status["description"] == f"{verdict.says} (ledger {LEDGER}, change {verdict.change})"
         assert (status["state"] == "success", status["state"] == "pending") == (verdict is ACCEPTED, False)
-        assert told.find_latest([ONE]) == verdict
+        assert told.find_latest(ONE, LEDGER) == verdict
 
 
-def test_the_newest_judgement_of_the_newest_commit_that_has_one_counts(host: ForgeHost, token: Path) -> None:
+def test_the_newest_judgement_of_a_commit_by_a_ledger_counts(host: ForgeHost, token: Path) -> None:
     told = forge(host, token)
-    assert told.find_latest([THREE, TWO, ONE]) is None
-    for verdict in (replace(ACCEPTED, change=3), replace(HELD, commit=TWO), replace(ACCEPTED, commit=TWO, change=9)):
+    assert told.find_latest(TWO, LEDGER) is None
+    for verdict in (
+        *(replace(ACCEPTED, change=3), replace(HELD, commit=TWO), replace(ACCEPTED, commit=TWO, change=9)),
+        replace(HELD, commit=TWO, ledger="another"),
+    ):
         told.write(verdict)
-    assert told.find_latest([THREE, TWO, ONE]) == replace(ACCEPTED, commit=TWO, change=9)
-    assert told.find_latest([ONE]) == replace(ACCEPTED, change=3)
+    assert told.find_latest(TWO, LEDGER) == replace(ACCEPTED, commit=TWO, change=9)
+    assert told.find_latest(ONE, LEDGER) == replace(ACCEPTED, change=3)
 
 
 def test_statuses_that_others_write_are_not_judgements(host: ForgeHost, token: Path) -> None:
@@ -66,8 +69,8 @@ def test_statuses_that_others_write_are_not_judgements(host: ForgeHost, token: P
         host.statuses.append(
             {"id": 50, "sha": ONE, "context": "gitboot", "state": "success", "description": description}
         )
-    assert forge(host, token).find_latest([ONE]) is None
-    assert forge(host, token, name="gitboot/fra1").find_latest([ONE]) == ACCEPTED
+    assert all(forge(host, token).find_latest(ONE, each) is None for each in (LEDGER, "x"))
+    assert forge(host, token, name="gitboot/fra1").find_latest(ONE, LEDGER) == ACCEPTED
 
 
 KEY = b"of the ledger"
@@ -118,7 +121,7 @@ def test_many_statuses_without_proof_do_not_hide_the_proof_of_an_earlier_commit(
 def test_a_long_judgement_is_cut_before_its_ledger_and_change(host: ForgeHost, token: Path) -> None:
     forge(host, token).write(replace(HELD, says="held by " + ", ".join(["maxUpdatePercent"] * 9)))
     assert len(host.statuses[0]["description"]) == 140
-    found = forge(host, token).find_latest([ONE])
+    found = forge(host, token).find_latest(ONE, LEDGER)
     assert found is not None and (found.judgement, found.ledger, found.change) == (Judgement.HELD, LEDGER, 8)
     assert found.says.endswith("…")
 

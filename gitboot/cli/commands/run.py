@@ -597,7 +597,7 @@ def _open_loop(
     loop waits for evaluations.
     """
     with pause_garbage_collection():  # the objects of imported modules stay in memory
-        from gitboot.controller.forge import build_forge_reader, list_verdicts, send_verdicts
+        from gitboot.controller.forge import ForgeReader, list_verdicts, send_verdicts
         from gitboot.controller.instance.assembly import run_instance
         from gitboot.controller.loop import Loop
         from gitboot.controller.notifications import send_notices
@@ -630,7 +630,7 @@ def _open_loop(
                 tell=print_event,
                 wake_signal=wake_signal,
                 read_clock_state=read_clock_state,
-                forge=build_forge_reader(verdicts, source, instance.store) if verdicts is not None else None,
+                forge=ForgeReader(verdicts, source, instance.store) if verdicts is not None else None,
                 notices=stack.enter_context(
                     send_notices(
                         settings, instance.store.progress[0], current_time, wake_signal.wake, timeout_s=timeout_s

@@ -14,7 +14,7 @@ from tempfile import mkdtemp
 
 import pytest
 
-from gitboot.controller.forge import Forge, Project, VerdictSender, build_forge_reader, list_verdicts
+from gitboot.controller.forge import Forge, ForgeReader, Project, VerdictSender, list_verdicts
 from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.records.ledger_changes import RETENTION, Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
@@ -460,7 +460,7 @@ class ForgeInstance:
         self.parts = parts
         forge = Forge(Project.parse(host.project), token, name="gitboot")
         self.verdicts = VerdictSender(forge, lambda: None, reads_changes_first=True, first_retry_s=0.05)
-        self.witness = build_forge_reader(self.verdicts, parts.source, parts.ledger)
+        self.witness = ForgeReader(self.verdicts, parts.source, parts.ledger)
 
     def turn(self, at: datetime, *, fetched: bool = True, asks: bool = True) -> None:
         parts = self.parts
