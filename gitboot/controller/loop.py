@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum, auto
 from functools import partial
 from pathlib import Path
@@ -138,16 +138,13 @@ class Loop:
             for thread in threads:
                 thread.start()
             with notify_on_death(self.wake), watch_folders(*self._source.watch_paths(), wake=fetch):
-                while not self._should_stop():
+                while not (self._stopping or self._reconcile_signal.is_stopped):
                     self._wait_until_due(self._reconcile(endpoints=endpoints() if endpoints is not None else None))
         finally:
             self.stop()
             self._stopped.set()
             for thread in threads:
                 thread.join(timeout_s=1)  # a thread that hangs on the network ends with the process
-
-    def _should_stop(self) -> bool:
-        return self._stopping or self._reconcile_signal.is_stopped
 
     def _wait_until_due(self, due: datetime | None) -> None:
         """Wait until ``due``, or until there is another reason to reconcile.
@@ -162,7 +159,7 @@ class Loop:
             and not self._stopping
             and self._reconciler.start_evaluation(self._last_fetch(), self._clock())
         ):
-            self._reconcile_signal.wait(_compute_wait_s(due, self._clock(), min(self._poll_s, _EVALUATION_S)))
+            self._reconcile_signal.wait(self._limit_wait_s(due, min(self._poll_s, _EVALUATION_S)))
 
     def _wait_until(self, due: datetime | None, max_s: float) -> frozenset[WakeCause]:
         """Wait for a signal, until ``due``, or at most ``max_s`` seconds. Return the causes of the signals.
@@ -172,18 +169,22 @@ class Loop:
         """
         end_s = time.monotonic() + max_s
         while True:
-            wait_s = max(_compute_wait_s(due, self._clock(), end_s - time.monotonic()), 0)
+            wait_s = max(self._limit_wait_s(due, end_s - time.monotonic()), 0)
             causes = self._reconcile_signal.wait(min(wait_s, _CHECK_CLOCK_S))
             if causes or wait_s <= _CHECK_CLOCK_S:
                 return causes
 
+    def _limit_wait_s(self, due: datetime | None, max_s: float) -> float:
+        """Return ``max_s``, or the seconds until ``due`` if that is earlier."""
+        return max_s if due is None else min(max_s, max((due - self._clock()).total_seconds(), 0))
+
     def _reconcile(self, *, endpoints: Endpoints | None = None, wait: bool = False) -> datetime | None:
-        fetched, forge_report = self._last_fetch(), self._forge.forge_report if self._forge is not None else None
+        fetched = self._last_fetch()
         due = self._reconciler.reconcile(
             self._clock(),
             fetched=fetched,
             endpoints=endpoints,
-            forge_report=forge_report,
+            forge_report=self._forge.forge_report if self._forge is not None else None,
             notice_failure=self._notices.failure if self._notices is not None else None,
             clock_state=self._read_clock_state(),
             thread_failures=tuple(ThreadFailure(*each) for each in list_failures()),
@@ -275,10 +276,6 @@ class Loop:
             if stalled is not None and stalled is not reported:
                 self._reconciler.report_stalled(stalled, STALLED_S, self._clock())
             reported = stalled
-
-
-def _compute_wait_s(due: datetime | None, now: datetime, max_s: float) -> float:
-    return max_s if due is None else min(max_s, max((due - now) / timedelta(seconds=1), 0))
 
 
 @contextmanager

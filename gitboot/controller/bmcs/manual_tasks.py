@@ -368,18 +368,15 @@ def inspect_bmcs(
     plans. ``on_read`` is called with the number of BMCs that were read since the previous call. ``find_fault`` is
     called with the URL of a boot program and with the server's base URL.
     """
-
-    def build_failed_inspection(task: ManualTask, error: Failure) -> Inspection:
-        return Inspection(task=task, failure=error)
-
+    results = _run_manual_tasks(
+        tasks,
+        connections,
+        partial(_inspect_bmc, at=at, find_fault=find_fault),
+        lambda task, error: Inspection(task=task, failure=error),
+        on_read,
+    )
     return sorted(
-        _run_manual_tasks(
-            tasks,
-            connections,
-            partial(_inspect_bmc, at=at, find_fault=find_fault),
-            build_failed_inspection,
-            on_read,
-        ),
+        results,
         key=lambda each: (not each.needs_operator, each.observed is not None, each.is_settled, each.task.server),
     )
 
@@ -584,10 +581,11 @@ def switch_power(
             return structs.replace(result, step=PowerChangeRefusal(why=why), sent=None)
         return structs.replace(result, sent=True)
 
-    def build_failed_result(task: ManualTask, error: Failure) -> PowerResult:
-        return PowerResult(task=task, observed=None, step=PowerChangeRefusal(why=str(error)))
-
-    return sorted(
-        _run_manual_tasks(tasks, connections, work, build_failed_result, on_done),
-        key=lambda each: each.task.server,
+    results = _run_manual_tasks(
+        tasks,
+        connections,
+        work,
+        lambda task, error: PowerResult(task=task, observed=None, step=PowerChangeRefusal(why=str(error))),
+        on_done,
     )
+    return sorted(results, key=lambda each: each.task.server)
