@@ -236,9 +236,8 @@ Rows = Iterable[tuple[str, Any]]
 class _Chunks:
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
-        self.exceeds_cache = (
-            False  # whether the chunks exceed their share of the cache, so that this process writes no more checkpoints
-        )
+        # Whether the chunks exceed their share of the cache, so that this process writes no more checkpoints.
+        self.exceeds_cache = False
 
     def read_manifest(self, key: bytes) -> _Manifest | None:
         value = self._cache.get_many(_MANIFEST, [key]).get(key)

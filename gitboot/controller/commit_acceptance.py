@@ -73,9 +73,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
     """The accepted commit, and the judgement of the newest commit."""
 
     accepted: Commit | None = None
-    steps: CommitJudgement = field(
-        default_factory=CommitJudgement
-    )  # the steps to the accepted commit since the start, without the commits themselves
+    # The steps to the accepted commit since the start, without the commits themselves.
+    steps: CommitJudgement = field(default_factory=CommitJudgement)
     # The accepted commit whose history this reconcile searched for acknowledgements, if it did.
     searched: Revision | None = None
     used_ack_ids: frozenset[str] = frozenset()  # used acknowledgements that are not in the ledger yet
@@ -99,15 +98,13 @@ class Attempt(Struct, frozen=True, kw_only=True):
     offered: Commit | None = None  # the accepted commit without the boots in `withheld`
     evaluated: Revision | None = None  # the newest commit that `withheld` takes into account
     published: Revision | None = None  # value of `evaluated` at the last complete publication
-    log_read: Revision | None = (
-        None  # value of `published` once gitboot has read all fetches from before that publication
-    )
+    # Value of `published` once gitboot has read all fetches from before that publication.
+    log_read: Revision | None = None
     is_log_unread: bool = False  # whether the last read of the fetch log did not reach its end
     awaits_records: bool = False  # whether gitboot may accept more commits once it has processed these fetches
     waits: bool = False  # whether a step that no guard holds waits until fetches are read
-    missing_commit: MissingCommit | None = (
-        None  # the commit that `withheld` depends on, if it is no longer on the branch
-    )
+    # The commit that `withheld` depends on, if it is no longer on the branch.
+    missing_commit: MissingCommit | None = None
 
     @property
     def is_unevaluated(self) -> bool:
@@ -178,23 +175,19 @@ class CommitAcceptor:
         self._signatures = commit_trust.signatures
         self._published = published_commit  # the commit whose files were published before this start
         self._checkpoint_commit = checkpoint_commit  # the commit in the checkpoint, which needs no evaluation
-        self._last_ahead: tuple[Revision, Revision, Merges, bool] | None = (
-            None  # accepted commit, newest commit, merges and is_rewind of the last `_read_commits_ahead`
-        )
+        # Accepted commit, newest commit, merges and is_rewind of the last `_read_commits_ahead`.
+        self._last_ahead: tuple[Revision, Revision, Merges, bool] | None = None
         self._is_retrying = False  # whether gitboot is repeating evaluations that did not end
         # Whether gitboot has searched the history since the start, and whether the ledger contains the result.
         self._has_searched, self._is_search_stored = False, False
         self._judged_by_records: Candidate | None = None  # the last candidate that was judged by the records
         self._records_read: tuple[object, ...] = ()  # the result of `_list_install_values` when it was judged
-        self._last_withheld: tuple[tuple[Commit, ...], WithheldBoots | None] | None = (
-            None  # the last arguments and result of `find_newly_withheld`
-        )
-        self._last_offered: tuple[Commit, WithheldBoots | None, Commit] | None = (
-            None  # the last arguments and result of `_set_offered_commit`
-        )
-        self._last_rewind: tuple[Revision, Revision, bool] | None = (
-            None  # the last arguments and result of `is_rewind` in `_is_commit_missing`
-        )
+        # The last arguments and result of `find_newly_withheld`.
+        self._last_withheld: tuple[tuple[Commit, ...], WithheldBoots | None] | None = None
+        # The last arguments and result of `_set_offered_commit`.
+        self._last_offered: tuple[Commit, WithheldBoots | None, Commit] | None = None
+        # The last arguments and result of `is_rewind` in `_is_commit_missing`.
+        self._last_rewind: tuple[Revision, Revision, bool] | None = None
 
     def accept(self, before: Attempt, snapshot: LedgerSnapshot, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """Judge the newest commit, and return the attempt and its events.

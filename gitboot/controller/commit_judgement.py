@@ -77,9 +77,8 @@ class Candidate(Struct, frozen=True, kw_only=True):
     approvals: Acknowledgements  # the approvals that existed when the commit was judged
     ignored_lines: tuple[IgnoredLine, ...]  # acknowledgement lines that do not count
     released: tuple[str, ...] = ()  # servers that could boot from the network again because the commit ends a stop
-    reinstalls_need: ReinstallsNeed | None = (
-        None  # who must acknowledge reinstallations; None: a line in any commit is enough
-    )
+    # Who must acknowledge reinstallations; None: a line in any commit is enough.
+    reinstalls_need: ReinstallsNeed | None = None
     accepts_lines: bool = True  # whether lines in commit messages count now
     depends_on_records: bool = False  # whether the records determine how many servers the commit reinstalls
     is_preliminary: bool = False  # whether the commit may pass the guards once gitboot reads the records
@@ -125,9 +124,8 @@ class CommitJudgement(Struct, frozen=True, kw_only=True):
 class _PathEvaluation(Struct, kw_only=True):
     commits: dict[int, Commit | None]  # valid commits by position; position 0 is the accepted commit
     path_commits: list[PathCommit] = field(default_factory=list)
-    steps: dict[int, EvaluationResult] = field(
-        default_factory=dict
-    )  # evaluations of valid commits, each compared with the previous valid commit
+    # Evaluations of valid commits, each compared with the previous valid commit.
+    steps: dict[int, EvaluationResult] = field(default_factory=dict)
     lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `find_lost_before`
     orders: dict[int, FleetOrders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit is invalid

@@ -100,13 +100,11 @@ class Plans(Struct, frozen=True, kw_only=True):
     needs_for_ipxe: Mapping[ImageFile, int] = field(default_factory=dict)
     # Progress of current installations, by server.
     installing: Mapping[str, InstallProgress] = field(default_factory=dict)
-    given: Mapping[str, tuple[str, Run]] = field(
-        default_factory=dict
-    )  # maintenance runs that were served but have not started, by server
+    # Maintenance runs that were served but have not started, by server.
+    given: Mapping[str, tuple[str, Run]] = field(default_factory=dict)
 
-    waiting: Mapping[str, str] = field(
-        default_factory=dict
-    )  # the maintenance for whose approval or drain a server waits, by server
+    # The maintenance for whose approval or drain a server waits, by server.
+    waiting: Mapping[str, str] = field(default_factory=dict)
     # Servers for which a drain has begun. The drains of some of them may have ended.
     drained: frozenset[str] = frozenset()
 

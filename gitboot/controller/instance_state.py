@@ -76,12 +76,10 @@ class TargetState(Struct, frozen=True, kw_only=True):
     recorded: Members | None = None  # the machines whose records were published; None: all machines in ``plans``
     terms: ServingTerms | None = None  # the published terms under which endpoints serve one-time boots
     outdated_servers: frozenset[str] = frozenset()  # servers whose files differ from the plans
-    limited: Mapping[str, LimitedFiles] = msgspec.field(
-        default_factory=dict
-    )  # of these, the servers whose offers could not be recorded in the ledger
-    versions: Mapping[str, Mapping[str, Digest]] = msgspec.field(
-        default_factory=dict
-    )  # plans of the published boot scripts, by server and path
+    # Of these, the servers whose offers could not be recorded in the ledger.
+    limited: Mapping[str, LimitedFiles] = msgspec.field(default_factory=dict)
+    # Plans of the published boot scripts, by server and path.
+    versions: Mapping[str, Mapping[str, Digest]] = msgspec.field(default_factory=dict)
     failure: tuple[str, str] | None = None  # why the last publication failed: reason, message
     ledger_error: str | None = None  # why the ledger could not record the offers
     events: tuple[Event, ...] = ()  # events of the last publication
@@ -130,9 +128,8 @@ class InstanceState(Struct, frozen=True, kw_only=True):
     thread_failures: tuple[ThreadFailure, ...] = ()  # threads of this process that died; gitboot restarts them
     target_status: tuple[TargetStatus, ...] = ()  # the targets that follow OUTPUT
     signed_list: SignedListState | None = None  # None: nothing was published since the start
-    change_at_start: int | None = (
-        None  # the ledger's change number when it was opened; None: no longer compared with the forge
-    )
+    # The ledger's change number when it was opened; None: no longer compared with the forge.
+    change_at_start: int | None = None
     was_unused: bool = False  # whether the ledger was unused for a long time before it was opened
     is_output_open: bool = False  # whether every user of this host may read OUTPUT
     is_upgraded: bool = False  # whether an earlier version that left one-time boots in OUTPUT used this ledger

@@ -411,9 +411,8 @@ class _AppriseSender:
             if self._apprise is None:
                 import apprise
 
-                logging.getLogger("apprise").setLevel(
-                    logging.CRITICAL + 1
-                )  # do not pass on apprise's messages: they contain URLs, which may contain secrets
+                # Do not pass on apprise's messages: they contain URLs, which may contain secrets.
+                logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
                 found = apprise.Apprise()
                 if not found.add(self._receiver.url):
                     raise HostUnreachable("apprise does not support this kind of URL")

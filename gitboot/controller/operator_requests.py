@@ -39,9 +39,8 @@ ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"
 REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
 CERTIFICATE: Final = "certificate"  # {"uuid", "server", "certificate", "reason"}
 RETRY: Final = "retry"  # {"uuids"}
-POWER: Final = (
-    "power"  # {"action", "servers": [names], "reason"}; after this request, the command itself contacts the BMCs
-)
+# {"action", "servers": [names], "reason"}; after this request, the command itself contacts the BMCs.
+POWER: Final = "power"
 POWERED: Final = "powered"  # {"action", "items": [{"server", "resetType", "sent", "why"}], "reason"}: the results
 BACK: Final = "back"  # {"uuid", "server", "reason"}: a server whose power was switched is in service again
 CLOCK: Final = "clock"  # {"reason"}

@@ -102,9 +102,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     clock: str | None = None
     suspension: Suspension | None = None
     stoppage: StopOrder | None = None
-    orders: FleetOrders | None = (
-        None  # the orders in the newest commit's Fleet document, if that commit is not accepted
-    )
+    # The orders in the newest commit's Fleet document, if that commit is not accepted.
+    orders: FleetOrders | None = None
     withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same boots as the accepted commit
     # The servers whose boot was removed by an accepted commit before their record showed a fetch of the boot, with the
     # number of that decision. If evidence for an older offer arrives later, gitboot does not count it as an

@@ -247,9 +247,8 @@ class PowerWave(Struct, frozen=True, kw_only=True):
     """The names of the servers that gitboot may reset now."""
 
     servers: frozenset[str] = frozenset()
-    stopped: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # servers that did not come back, by maintenance
+    # Servers that did not come back, by maintenance.
+    stopped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def choose_wave(members: Iterable[WaveMember], at: datetime, timeout: timedelta) -> PowerWave:

@@ -84,9 +84,8 @@ class Schedule(Struct, frozen=True, kw_only=True):
     leftovers: frozenset[SystemUuid] = frozenset()  # machines with a task at a BMC that no document names any more
     power: Mapping[SystemUuid, PowerPlan] = field(default_factory=dict)  # power plans by machine
     in_wave: frozenset[SystemUuid] = frozenset()  # machines that gitboot may reset now
-    stopped_maintenances: Mapping[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # servers that did not come back, by maintenance
+    # Servers that did not come back, by maintenance.
+    stopped_maintenances: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     blocked: frozenset[SystemUuid] = frozenset()  # machines at whose BMC another override must be cleared first
     bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
     agenda: DueQueue[SystemUuid] = field(default_factory=DueQueue)
@@ -329,9 +328,8 @@ def find_machines_without_task(schedule: Schedule, snapshot: LedgerSnapshot) -> 
     """
     if schedule.may_set is None:
         return frozenset()
-    return frozenset(
-        uuid for uuid in snapshot.pending if uuid not in schedule.tasks
-    )  # a set difference would iterate over all tasks
+    # A set difference would iterate over all tasks.
+    return frozenset(uuid for uuid in snapshot.pending if uuid not in schedule.tasks)
 
 
 def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: datetime) -> Schedule:

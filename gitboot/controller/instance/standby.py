@@ -397,9 +397,8 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             )
         )
         tree = _StandbyTree(directory, store, _find_unused_date(store, at, facts))
-        cache = stack.enter_context(
-            state.open_cache(settings.state, lambda _: None)
-        )  # the standby itself reports problems with the cache
+        # The standby itself reports problems with the cache.
+        cache = stack.enter_context(state.open_cache(settings.state, lambda _: None))
         checkpoint = Checkpoint(cache, tree, None, warn, settings.site)
         record_instance_facts(
             store,
@@ -461,9 +460,8 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
         raise NotYetDone(
             "the ledger is unverified, or the Fleet refers to a different ledger, so gitboot does not plan boots"
         )
-    snapshot = structs.replace(
-        learnt, records=before.snapshot.records
-    )  # plan with the stored records, because new records are not in the ledger yet
+    # Plan with the stored records, because new records are not in the ledger yet.
+    snapshot = structs.replace(learnt, records=before.snapshot.records)
     stop = find_stop_scope(snapshot, commit, snapshot.facts.orders)
     changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
     plans, replanned_servers = replan(before.plans, commit, snapshot, changed, at, stop, before.keys)

@@ -167,9 +167,8 @@ def _record_fetch(update: LedgerUpdate, fetch: Fetch, commit: Commit, kind: flee
     if not asks_bmc:
         _record_proof(update, offer, observation, kind)
     elif not fetch.was_recorded and not any(_is_duplicate(each, fetch) for each in update.list_pending(offer.uuid)):
-        update.add_pending_fetch(
-            PendingObservation(update.last_observation_id + 1, observation, offer)
-        )  # the next task at the machine's BMC judges it
+        # The next task at the machine's BMC judges it.
+        update.add_pending_fetch(PendingObservation(update.last_observation_id + 1, observation, offer))
 
 
 def _record_proof(update: LedgerUpdate, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:

@@ -65,15 +65,13 @@ class LedgerSnapshot(Struct, frozen=True, kw_only=True):
     pending: Mapping[SystemUuid, tuple[PendingObservation, ...]] = field(default_factory=dict)
     secret_fetches: Mapping[SystemUuid, InstallationFetches] = field(default_factory=dict)
     last_observation_id: int = 0
-    approvals: Mapping[str, Mapping[str, str]] = field(
-        default_factory=dict
-    )  # digest of the changes -> guard -> approver and reason
+    # Digest of the changes -> guard -> approver and reason.
+    approvals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     used_acknowledgements: frozenset[str] = frozenset()  # each counts only once: see `gitboot.ledger.instance_tables`
     unsearched_commits: tuple[str, ...] = ()  # accepted commits whose history was not searched for acknowledgements yet
     spool_offsets: Mapping[str, int] = field(default_factory=dict)  # how far each file of the fetch log was read
-    published_records: Mapping[SystemUuid, Record] = field(
-        default_factory=dict
-    )  # records in the output tree when the ledger became unverified
+    # Records in the output tree when the ledger became unverified.
+    published_records: Mapping[SystemUuid, Record] = field(default_factory=dict)
     # Results of artifact checks; None: artifacts are not checked.
     sightings: Mapping[BootFile, Sighting] | None = None
     # Claims of other hosts, which cause install boots to be withheld; not stored in the ledger.

@@ -18,9 +18,8 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.resolve.provisioning_record import StopScope
 from gitboot.status.work_progress import ReportProgress, Work
 
-QUICK_START: Final = timedelta(
-    seconds=2
-)  # if the first plans are published within this time, the published server states are not read
+# If the first plans are published within this time, the published server states are not read.
+QUICK_START: Final = timedelta(seconds=2)
 
 
 def plan(state: InstanceState, context: ReconcileContext) -> InstanceState:
@@ -105,9 +104,8 @@ def _plan_until_now(state: InstanceState, commit: Commit, context: ReconcileCont
     if ended_at <= context.at:
         return state
     context.at = ended_at
-    new_state = _plan_servers(
-        structs.replace(state, unplanned=frozenset()), commit, context, report_progress
-    )  # these machines were planned above
+    # These machines were planned above.
+    new_state = _plan_servers(structs.replace(state, unplanned=frozenset()), commit, context, report_progress)
     return structs.replace(new_state, unplanned=state.unplanned | new_state.unplanned)
 
 
