@@ -100,10 +100,8 @@ def is_valid_result(kind: ResultKind, data: bytes) -> bool:
         return decode_servers(data) is not None
     if kind is not ResultKind.DECIDED or (row := decode_row(data)) is None:
         return False
-    decision, host = (
-        _decode_or_none(protocol.decode_verified_decision, row.decision),
-        _decode_or_none(decode_host, row.host),
-    )
+    decision = _decode_or_none(protocol.decode_verified_decision, row.decision)
+    host = _decode_or_none(decode_host, row.host)
     return decision is not None and host is not None and decision.server == host.server
 
 
@@ -164,7 +162,7 @@ class RemoteCache:
                 write_frame(self._outgoing, CacheLookup(kind, batch))
                 if (frame := read_frame(self._incoming)) is None:
                     raise EOFError
-                found |= protocol.decode_hits(frame)
+                found |= protocol.decode_hits(frame).values
         return found
 
     def insert_many(self, kind: ResultKind, rows: Mapping[bytes, bytes]) -> None:
@@ -203,7 +201,7 @@ def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
     """
     if len(request.keys) > protocol.MAX_KEYS:
         raise ValueError(f"the request has too many keys: {len(request.keys):,}")
-    return dict(cache.get_many(request.kind, request.keys)) if cache is not None else {}
+    return CacheHits(dict(cache.get_many(request.kind, request.keys)) if cache is not None else {})
 
 
 _decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)

@@ -152,10 +152,8 @@ class CommitPair:
         return frozenset((*moved, *(Id("file", path) for path in files)))
 
     def compute_changes(self) -> Changes:
-        from gitboot.review.decision_changes import (
-            # gitboot imports this module here, because the import is slow and `validate` does not need it
-            compare_decisions,
-        )
+        # gitboot imports this module here, because the import is slow and `validate` does not need it
+        from gitboot.review.decision_changes import compare_decisions
 
         base, new, repository = self.base, self.head.decided.decisions, self.head.repository
         if base is None:

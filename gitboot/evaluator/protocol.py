@@ -230,7 +230,8 @@ class CacheLookup(msgspec.Struct, frozen=True, tag=True):
     keys: tuple[bytes, ...]
 
 
-CacheHits = dict[bytes, bytes]  # the reply to a `CacheLookup`: the values that the cache contains, by key
+class CacheHits(msgspec.Struct, frozen=True):
+    values: dict[bytes, bytes]
 
 
 class NewResults(msgspec.Struct, frozen=True, tag=True):

@@ -15,6 +15,7 @@ from gitboot.child_processes import build_frame, encode, read_frame
 from gitboot.evaluator.cache import MAX_KEY_BYTES, RemoteCache, serve_cache
 from gitboot.evaluator.protocol import (
     MAX_KEYS,
+    CacheHits,
     CacheLookup,
     EvaluationStart,
     NewResults,
@@ -40,7 +41,7 @@ def run_cache_server(sent: bytes) -> tuple[dict[bytes, bytes], list[Mapping[byte
     serve_cache(cache, io.BytesIO(sent), answers, is_valid_result)
     answers.seek(0)
     frames: Iterator[bytes | None] = iter(lambda: read_frame(answers), None)
-    return cache.rows[PARSED], [decode_hits(each) for each in frames if each is not None]
+    return cache.rows[PARSED], [decode_hits(each).values for each in frames if each is not None]
 
 
 def test_results_are_stored_and_looked_up_by_kind() -> None:
@@ -99,7 +100,7 @@ def test_any_number_of_results_is_stored_and_looked_up() -> None:
 
 
 def test_after_an_error_in_an_answer_each_lookup_is_a_miss() -> None:
-    answer = io.BytesIO(encode_frame({b"one": b"value"}))
+    answer = io.BytesIO(encode_frame(CacheHits({b"one": b"value"})))
 
     class LacksMemory(io.BytesIO):
         def read(self, size: int | None = -1) -> bytes:

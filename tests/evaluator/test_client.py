@@ -356,7 +356,7 @@ def test_a_process_that_does_not_read_is_killed(state: Path) -> None:
     with run_child(Child("tests.helpers.evaluations", "read nothing")) as child:
         began = time.monotonic()
         with pytest.raises(TimeoutError):
-            child.send({bytes(16): bytes(2**20)}, lambda: began + 1 - time.monotonic())
+            child.send(protocol.CacheHits({bytes(16): bytes(2**20)}), lambda: began + 1 - time.monotonic())
 
 
 def test_a_base_has_its_own_limits_if_the_process_does_not_hold_it(
@@ -381,7 +381,7 @@ def count_begun_commits(process: Child, base: Revision, revision: Revision) -> i
         found = protocol.decode_answer(frame)
         begun += found == protocol.EvaluationStart(None)
         if isinstance(found, protocol.CacheLookup):
-            process.send({}, lambda: 600)
+            process.send(protocol.CacheHits({}), lambda: 600)
         if isinstance(found, protocol.CommitEnd):
             return begun
     raise AssertionError("it ended early")
