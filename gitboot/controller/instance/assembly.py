@@ -36,10 +36,8 @@ from gitboot.controller.instance.settings import CheckAssets, Clock, Settings, T
 from gitboot.controller.instance.state_directory import (
     check_spool_rights,
     make_private,
-    read_key_lines,
     require_active,
     token_keys,
-    write_key_lines,
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
@@ -265,9 +263,6 @@ class _StatusReporter:
         self.stage_times = StageTimes()
         self.listener = WorkListener(self._tell_progress, on_progress=self.stage_times.note_progress)
 
-    def warn(self, message: str) -> None:
-        self._tell(Event(at=self._clock(), type="CacheUnusable", message=message, warning=True))
-
     def _tell_progress(self, progress: WorkProgress | None) -> None:
         self.status_file.note_progress(progress)
         if progress is not None:
@@ -355,7 +350,8 @@ def run_instance(
         stack.enter_context(state.lock(settings.state))
         state.remove_former_caches(settings.state)
         reports = _StatusReporter(settings, tell, clock, on_status)
-        cache = stack.enter_context(state.open_cache(settings.state, reports.warn))
+        warn = state.make_cache_warner(tell, clock)
+        cache = stack.enter_context(state.open_cache(settings.state, warn))
         store, snapshot = stack.enter_context(open_or_replace_ledger(find_ledger(settings), tell, clock))
         store.database.take_lease(Holder.load(settings.state, settings.lease_s))
         shared_fetches, fence, ending_fence = stack.enter_context(_hold_lease(store, tell, clock(), on_lease_lost))
@@ -404,7 +400,7 @@ def run_instance(
             records=read_tree_records(settings.output),
             observes=settings.spool_folder is not None,
             is_output_open=modes is OPEN_MODES,
-            keys=load_token_keys(settings.state, store, tell, clock),
+            keys=state.load_token_keys(settings.state, store, tell, clock),
             trust=build_commit_trust(settings.trust, source, settings.state / KEYS),
             artifacts=stack.enter_context(watch_artifacts(settings, store, cache, wake)),
             hooks=stack.enter_context(
@@ -418,7 +414,7 @@ def run_instance(
                     )
                 )
             ),
-            checkpoint=Checkpoint(cache, tree, damage_search, reports.warn, settings.site),
+            checkpoint=Checkpoint(cache, tree, damage_search, warn, settings.site),
             resumes=not wait,
             shared_fetches=shared_fetches,
             snapshot=snapshot,
@@ -450,7 +446,7 @@ def open_dry_run(
         store, snapshot = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
         # Read the keys if the file exists, but never create keys here.
         has_keys = (settings.state / state.TOKEN_KEYS).exists()
-        keys = load_token_keys(settings.state if has_keys else copy, store, tell, clock)
+        keys = state.load_token_keys(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
             instance_tables.mark_accepted_commit_missing(tx)  # the new clone may not contain the accepted commit
         facts = instance_tables.read_facts(store)
@@ -644,39 +640,12 @@ def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]
     return {}
 
 
-def load_token_keys(directory: Path, store: Store, tell: Tell, clock: Clock) -> TokenKeys:
-    """Return the keys of published tokens.
-
-    If the keys were lost, create a new key. gitboot then ignores reports with older tokens.
-    """
-    facts, at = instance_tables.read_facts(store), clock()
-    is_shared = store.database.lease is not None
-    if is_shared and (lines := instance_tables.read_token_keys(store)):
-        write_key_lines(directory, lines)
-    if facts.keyed and not (directory / state.TOKEN_KEYS).exists():
-        tell(
-            Event(
-                at=at,
-                type="TokenKeysLost",
-                message=f"the file {state.TOKEN_KEYS} is missing from STATE, so running installers cannot report or "
-                "get secrets. When they have ended, record the results with gitboot records set",
-                warning=True,
-            )
-        )
-    keys = token_keys(directory, at, was_keyless=facts.accepted is not None and not facts.keyed)
-    if is_shared and instance_tables.read_token_keys(store) != (lines := read_key_lines(directory)):
-        with store.writing() as tx:
-            instance_tables.write_token_keys(tx, lines)
-    return keys
-
-
 def _mark_older_ledger(store: Store, settings: Settings, owner: str | None) -> None:
     """Mark the ledger as unverified if its output tree is gone or a mark outside STATE has a later change number."""
     identity, changes = store.progress
     marks = [read_mark(settings.spool_mark) if settings.spool_mark is not None else None]
-    with suppress(
-        OSError, ValueError, TypeError, KeyError
-    ):  # the status in the output tree also contains a change number
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        # The status in the output tree also contains a change number.
         found = json.loads((settings.output / STATUS).read_bytes())
         marks.append((str(found["ledger"]), int(found["changes"])))
     known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)

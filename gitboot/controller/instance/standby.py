@@ -290,13 +290,8 @@ def _follow_active(
     a prepared tree is needed.
     """
     ended, large = threading.Event(), threading.Event()
-
-    def warn(message: str) -> None:
-        tell(Event(at=clock(), type="CacheUnusable", message=message, warning=True))
-
-    evaluation = EvaluatorClient(
-        settings.state, limits=settings.allowance, site=settings.site, cache=state.open_cache(settings.state, warn)
-    )
+    cache = state.open_cache(settings.state, state.make_cache_warner(tell, clock))
+    evaluation = EvaluatorClient(settings.state, limits=settings.allowance, site=settings.site, cache=cache)
     evaluation.on_answer = wake_event.set
 
     def follow(fetcher: FetchProcess) -> None:

@@ -23,12 +23,13 @@ from gitboot.disk_cache import DiskCache
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
 from gitboot.files import convert_os_errors, write_atomically
 from gitboot.jsonio import encode_indented, format_instant, to_json_value
+from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder, Lease, LeaseState
 from gitboot.ledger.open_ledger import read_lease, read_places
-from gitboot.ledger.store import has_address_file
+from gitboot.ledger.store import Store, has_address_file
 from gitboot.render.endpoint_files import TERMS, parse_terms
 from gitboot.render.token_keys import EarlierKey, TokenKeys
-from gitboot.status.conditions import Condition
+from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status
 from gitboot.status.work_progress import WorkProgress
 from gitboot.text import quote_words
@@ -52,6 +53,11 @@ FORMER_SIGHTINGS: Final = "artifacts.json"  # file in which earlier versions sto
 def open_cache(directory: Path, warn: Callable[[str], None], *, writes: bool = True) -> DiskCache:
     """Open the cache of an instance. ``warn`` is called with a message if the file is unusable or is replaced."""
     return DiskCache(directory / CACHE, warn, max_bytes=CACHE_BYTES, writes=writes)
+
+
+def make_cache_warner(tell: Callable[[Event], None], clock: Callable[[], datetime]) -> Callable[[str], None]:
+    """Return a function that reports a problem with the cache as an event."""
+    return lambda message: tell(Event(at=clock(), type="CacheUnusable", message=message, warning=True))
 
 
 def remove_former_caches(directory: Path) -> None:
@@ -398,9 +404,34 @@ def token_keys(directory: Path, at: datetime, *, was_keyless: bool) -> TokenKeys
     )
 
 
-def read_key_lines(directory: Path) -> tuple[str, ...]:
-    """Return the lines of the token key file, to be copied to another host."""
-    return tuple((directory / TOKEN_KEYS).read_text("ascii").splitlines())
+def load_token_keys(
+    directory: Path, store: Store, tell: Callable[[Event], None], clock: Callable[[], datetime]
+) -> TokenKeys:
+    """Return the keys of published tokens. Hosts that share a ledger copy the lines of the key file through the ledger.
+
+    If the keys were lost, create a new key. gitboot then ignores reports with older tokens.
+    """
+    facts, at = instance_tables.read_facts(store), clock()
+    is_shared = store.database.lease is not None
+    if is_shared and (shared_lines := instance_tables.read_token_keys(store)):
+        write_key_lines(directory, shared_lines)
+    if facts.keyed and not (directory / TOKEN_KEYS).exists():
+        tell(
+            Event(
+                at=at,
+                type="TokenKeysLost",
+                message=f"the file {TOKEN_KEYS} is missing from STATE, so running installers cannot report or get "
+                "secrets. When they have ended, record the results with gitboot records set",
+                warning=True,
+            )
+        )
+    keys = token_keys(directory, at, was_keyless=facts.accepted is not None and not facts.keyed)
+    if is_shared:
+        lines = tuple((directory / TOKEN_KEYS).read_text("ascii").splitlines())
+        if instance_tables.read_token_keys(store) != lines:
+            with store.writing() as tx:
+                instance_tables.write_token_keys(tx, lines)
+    return keys
 
 
 def write_key_lines(directory: Path, lines: Sequence[str]) -> None:
