@@ -96,7 +96,7 @@ def apply_stoppage(update: LedgerUpdate, stoppage: StopOrder) -> None:
     """
     known = update.facts.stoppage
     if known is None or stoppage.everything > known.everything:
-        update.facts = structs.replace(update.facts, stoppage=stoppage)
+        update.set_facts(stoppage=stoppage)
 
 
 _MIN_DIGITS: Final = 8  # digits of a digest that an operator has to type
@@ -163,24 +163,24 @@ def _carry_out_request(update: LedgerUpdate, request: Request, commit: Commit | 
             return f"approved {', '.join(approval.guards)} for the changes {approval.digest[:12]} ({approval.reason})"
         case "suspend":
             until = datetime.fromisoformat(facts["until"])
-            update.facts = structs.replace(
-                update.facts, suspension=Suspension(request.operator, facts["reason"], until)
-            )
+            update.set_facts(suspension=Suspension(request.operator, facts["reason"], until))
             return f"suspended commit acceptance until {format_instant(until)}: {facts['reason']}"
         case "resume":
-            suspension = update.facts.suspension
-            update.facts = structs.replace(update.facts, suspension=None)
-            return "resumed accepting commits" if suspension is not None else "commit acceptance was not suspended"
+            was_suspended = update.facts.suspension is not None
+            update.set_facts(suspension=None)
+            return "resumed accepting commits" if was_suspended else "commit acceptance was not suspended"
         case "stop":
             stoppage = StopOrder(request.operator, str(facts["reason"]), bool(facts["everything"]))
-            update.facts = structs.replace(update.facts, stoppage=stoppage)
+            update.set_facts(stoppage=stoppage)
             return str(stoppage)
         case "start":
-            stopped = update.facts.stoppage
-            update.facts = structs.replace(update.facts, stoppage=None)
-            if (claims := update.before.claims) and stopped:
+            was_stopped, claims = update.facts.stoppage is not None, update.before.claims
+            update.set_facts(stoppage=None)
+            if not was_stopped:
+                return "no stop from gitboot stop-installs was in force"
+            if claims:
                 return f"gitboot still withholds boots that write to disk: {claims[0]}"
-            return "gitboot offers boots again" if stopped else "no stop from gitboot stop-installs was in force"
+            return "gitboot offers boots again"
     raise UsageError(f"this version of gitboot does not support the request {request.action!r}")
 
 

@@ -250,9 +250,8 @@ def _judge_fetch(
         record_foreign_fetch(update, offer, observation)
         update.conclude_pending_fetch(pending, "Ignored")
     elif offer.phase is Phase.MAINTENANCE or kind is not fleet.Evidence.PROGRESS:
-        if (
-            offer.phase is not Phase.MAINTENANCE
-        ):  # record the step again, because ruling out an earlier fetch may have removed it
+        if offer.phase is not Phase.MAINTENANCE:
+            # Record the step again, because ruling out an earlier fetch may have removed it.
             record_install_step(update, offer, observation)
         update.conclude_pending_fetch(pending, _record_proof(update, offer, observation, kind))
     elif pending.marks is None:  # do not set a new override, which would install the machine again

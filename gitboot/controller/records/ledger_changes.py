@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
-from msgspec import Struct, field, structs
+from msgspec import Struct, field
 
 from gitboot.artifacts.availability import Sighting
 from gitboot.bmc.credentials import get_credential_use
@@ -94,7 +94,7 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
         operator_requests.apply_stoppage(update, batch.stoppage)
     operator_requests.carry_out_requests(update, batch.requests, batch.commit, batch.held)
     if batch.is_caught_up and update.facts.gap:
-        update.facts = structs.replace(update.facts, gap=False)
+        update.set_facts(gap=False)
     update.events += batch.events
     _apply_attempt(update, batch.attempt, is_newest_accepted=batch.is_newest_accepted)
     if batch.sightings is not None:
@@ -164,7 +164,7 @@ def _apply_heartbeat(update: LedgerUpdate, batch: Batch, clock_state: ClockState
 def _apply_attempt(update: LedgerUpdate, attempt: Attempt, *, is_newest_accepted: bool) -> None:
     """Record the result of judging the newest commit, and the effects of a newly accepted commit."""
     if attempt.searched is not None:
-        update.facts = structs.replace(update.facts, searched=attempt.searched)
+        update.set_facts(searched=attempt.searched)
     update.used_acknowledgements |= attempt.used_ack_ids
     accepted, steps = attempt.accepted, attempt.steps
     update.known_pairs |= steps.approved_bmcs
@@ -173,11 +173,10 @@ def _apply_attempt(update: LedgerUpdate, attempt: Attempt, *, is_newest_accepted
         update.void_approvals = tuple(update.before.approvals)  # used, or for a commit that is no longer on the branch
     if accepted is None:
         return
-    update.facts = structs.replace(update.facts, orders=attempt.orders, withheld=attempt.withheld)
+    update.set_facts(orders=attempt.orders, withheld=attempt.withheld)
     if not is_newly_accepted:
         return
-    update.facts = structs.replace(
-        update.facts,
+    update.set_facts(
         accepted=accepted.revision,
         rolled_back=collect_rollbacks(update.before, sorted(steps.rolled_back), update.facts.sequence),
     )

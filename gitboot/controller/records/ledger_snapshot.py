@@ -154,36 +154,45 @@ class LedgerUpdate:
 
     def __init__(self, before: LedgerSnapshot, at: datetime) -> None:
         self.before, self.at = before, at
+        # Whole values of the new snapshot
         self.facts = before.facts
         self.recorded_commit = before.recorded_commit
         self.unobservable = before.unobservable
         self.sets_bmcs = before.sets_bmcs
         self.last_observation_id = before.last_observation_id
-        self.events: list[Event] = []
-        self.machines: dict[SystemUuid, Machine] = {}
-        self.removed_machines: set[SystemUuid] = set()
         self.lost_identities = before.lost_identities
-        self.departed: Mapping[SystemUuid, Machine] = {}
-        self.dropped: frozenset[SystemUuid] = frozenset()
+        self.known_pairs = before.known_pairs
+        self.sightings = before.sightings
+        self.spool_offsets: Mapping[str, int] | None = None  # None: unchanged
+        # Records and machines that are new or gone
+        self.discards_records = False  # whether all earlier records are void
+        self.new_records: dict[SystemUuid, tuple[str, Record]] = {}  # each with the name of its server
+        self.dropped: frozenset[SystemUuid] = frozenset()  # machines without a record from now on
+        self.machines: dict[SystemUuid, Machine] = {}  # new and changed machines in the accepted commit
+        self.removed_machines: set[SystemUuid] = set()
+        self.departed: Mapping[SystemUuid, Machine] = {}  # machines that other sites have now
+        self.overrides = RecordChanges(before.overrides)
+        self.power_records = RecordChanges(before.power_records)
+        self.new_pins: dict[SystemUuid, PinnedIdentity] = {}
+        # Fetches
+        self.new_pending: dict[SystemUuid, tuple[PendingObservation, ...]] = {}
+        self.new_observations: dict[int, PendingObservation] = {}  # pending observations that are new or have new marks
+        self.verdicts: dict[int, str] = {}  # verdict by observation number
+        self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
+        # Operators and events
         self.approved: list[instance_tables.Approval] = []
         self.void_approvals: tuple[str, ...] = ()
         self.used_acknowledgements: frozenset[str] = frozenset()
         self.request_outcomes: list[tuple[instance_tables.Request, str]] = []
-        self.spool_offsets: Mapping[str, int] | None = None
-        self.prune_before: datetime | None = None
+        self.events: list[Event] = []
+        self.prune_before: datetime | None = None  # delete rows that are older
+        # For the BMC schedule, not for the ledger
         self.due_now: set[SystemUuid] = set()  # machines whose BMC task is due now
         self.judged_machines: set[SystemUuid] = set()  # machines for which a BMC task confirmed or ruled out a fetch
-        self.known_pairs = before.known_pairs
-        self.sightings, self.claims = before.sightings, before.claims
-        self.discards_records = False  # whether all earlier records are void
-        self.new_records: dict[SystemUuid, tuple[str, Record]] = {}
-        self.overrides = RecordChanges(before.overrides)
-        self.power_records = RecordChanges(before.power_records)
-        self.new_pins: dict[SystemUuid, PinnedIdentity] = {}
-        self.new_pending: dict[SystemUuid, tuple[PendingObservation, ...]] = {}
-        self.new_secret_fetches: dict[SystemUuid, InstallationFetches | None] = {}
-        self.new_observations: dict[int, PendingObservation] = {}  # pending observations that are new or have new marks
-        self.verdicts: dict[int, str] = {}  # verdict by observation number
+
+    def set_facts(self, **changed: Any) -> None:
+        """Replace these facts about the ledger."""
+        self.facts = structs.replace(self.facts, **changed)
 
     def record(self, uuid: SystemUuid) -> Record | None:
         """Return a server's record, even if the record is not usable."""
@@ -205,7 +214,7 @@ class LedgerUpdate:
 
     def next_decision_number(self) -> int:
         """Count a new decision, and return its number. Evidence for earlier offers has lower decision numbers."""
-        self.facts = structs.replace(self.facts, sequence=self.facts.sequence + 1)
+        self.set_facts(sequence=self.facts.sequence + 1)
         return self.facts.sequence
 
     def find_pin(self, uuid: SystemUuid) -> PinnedIdentity | None:
@@ -276,7 +285,6 @@ class LedgerUpdate:
             ),
             last_observation_id=self.last_observation_id,
             sightings=self.sightings,
-            claims=self.claims,
             approvals={digest: guards for digest, guards in approvals.items() if digest not in self.void_approvals},
             used_acknowledgements=known.used_acknowledgements | self.used_acknowledgements
             if self.used_acknowledgements

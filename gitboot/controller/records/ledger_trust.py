@@ -106,31 +106,25 @@ def record_heartbeat(
         )
     elif update.at < last.at and update.before.is_trusted:
         _end_grace_periods(update, update.at, is_far=-since > _MAX_BEHIND)
-    update.facts = facts
-    if is_externally_confirmed and facts.gap:
-        update.facts = structs.replace(facts, gap=False)
+    update.facts = structs.replace(facts, gap=facts.gap and not is_externally_confirmed)
     if has_transition or unwritten_clock is not None:
         refresh_heartbeat(update, uptime)
     last = update.facts.heartbeat
     if last is not None and unwritten_clock is not None and unwritten_clock > last.at:
-        update.facts = structs.replace(update.facts, heartbeat=last._replace(at=unwritten_clock, up=None))
+        update.set_facts(heartbeat=last._replace(at=unwritten_clock, up=None))
 
 
 def refresh_heartbeat(update: LedgerUpdate, uptime: Uptime | None = None) -> None:
     """Set the heartbeat to the current time. Call this function if the ledger is going to be written anyway."""
     last = update.facts.heartbeat
     if last is not None and update.at > last.at:
-        update.facts = structs.replace(update.facts, heartbeat=last._replace(at=update.at, up=uptime))
+        update.set_facts(heartbeat=last._replace(at=update.at, up=uptime))
 
 
 def accept_clock(update: LedgerUpdate) -> None:
     """Accept the clock as it is, as requested by an operator."""
-    facts = update.facts
-    update.facts = structs.replace(
-        facts,
-        heartbeat=Heartbeat(update.at, facts.heartbeat.intervals if facts.heartbeat is not None else ()),
-        clock="accepted",
-    )
+    last = update.facts.heartbeat
+    update.set_facts(heartbeat=Heartbeat(update.at, last.intervals if last is not None else ()), clock="accepted")
 
 
 def _handle_clock_set_back(update: LedgerUpdate, uptime: Uptime | None) -> None:
@@ -141,10 +135,8 @@ def _handle_clock_set_back(update: LedgerUpdate, uptime: Uptime | None) -> None:
     expected = last.at + timedelta(seconds=uptime.seconds - last.up.seconds)
     if expected - update.at >= FETCH_GRACE and update.before.is_trusted:
         _end_grace_periods(update, update.at - FETCH_GRACE, is_far=False)
-        update.facts = structs.replace(
-            update.facts,
-            heartbeat=last._replace(up=Uptime(uptime.boot, uptime.seconds - (update.at - last.at).total_seconds())),
-        )
+        seconds = uptime.seconds - (update.at - last.at).total_seconds()
+        update.set_facts(heartbeat=last._replace(up=Uptime(uptime.boot, seconds)))
 
 
 def _end_grace_periods(update: LedgerUpdate, since: datetime, *, is_far: bool) -> None:
@@ -161,9 +153,8 @@ def _end_grace_periods(update: LedgerUpdate, since: datetime, *, is_far: bool) -
 
     for uuid, record in known.records.items():
         fetched, consumed = record.provisioned_at, record.consumed_at
-        is_untouched = (
-            consumed is None and not record.attempts
-        )  # if false, the time belongs to an override or a served boot
+        # If false, the time belongs to an override or a served boot.
+        is_untouched = consumed is None and not record.attempts
         update.write_record(
             uuid,
             known.machines[uuid].name if uuid in known.machines else uuid,
@@ -273,8 +264,7 @@ def initialise_ledger(
             update.write_record(uuid, names.get(uuid, uuid), new_record)
         for each in servers:  # servers that the file does not contain stay unknown
             update.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
-    update.facts = structs.replace(
-        update.facts,
+    update.set_facts(
         initialised=init_mode,
         begun=update.at,
         doubt=None,

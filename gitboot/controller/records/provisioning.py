@@ -124,7 +124,7 @@ def record_new_servers(
         written = (commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines)
         _complete_installations(update, decisions, commit.select_machines({*changed, *installing, *written}))
     if update.facts.initialised is None:
-        update.facts = structs.replace(update.facts, initialised="adopt")
+        update.set_facts(initialised="adopt")
     update.recorded_commit = commit.revision
 
 
