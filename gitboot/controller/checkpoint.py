@@ -35,9 +35,7 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.explanation import DocumentLocation, ServerLocation, SourceLocations
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import BootFile, Decision, FieldSources, Host
-from gitboot.resolve.server_plan import (
-    BootPlan,
-)
+from gitboot.resolve.server_plan import BootPlan
 
 T = TypeVar("T")
 MIN_SERVERS: Final = 500  # number of servers; planning a smaller fleet is faster than reading a checkpoint
@@ -263,9 +261,8 @@ class _Chunks:
     def write(self, key: bytes, stored_state: bytes, tables: Mapping[str, Rows]) -> None:
         """Replace a manifest and its chunks, unless the new ones are larger than their share of the cache."""
         left_bytes, is_stored = self._cache.max_bytes // _CACHE_SHARE, True
-        owner = blake2b(
-            key, digest_size=32
-        ).digest()  # makes the chunks of this checkpoint unique, even if another instance shares the cache
+        # With this key, the chunks of a checkpoint are unique even if another instance shares the cache.
+        owner = blake2b(key, digest_size=32).digest()
         keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
         new = set[bytes]()
         for batch in _split_batches(_encode_chunks(stored_state, tables), _BATCH):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import lru_cache
 from operator import is_not
 from typing import Final, NamedTuple
 
@@ -16,7 +17,6 @@ from gitboot.controller.commit_judgement import (
     CommitJudgement,
     CommitsAhead,
     EvaluationUnfinished,
-    Merges,
     WaitScope,
     collect_approvals,
 )
@@ -175,8 +175,9 @@ class CommitAcceptor:
         self._signatures = commit_trust.signatures
         self._published = published_commit  # the commit whose files were published before this start
         self._checkpoint_commit = checkpoint_commit  # the commit in the checkpoint, which needs no evaluation
-        # Accepted commit, newest commit, merges and is_rewind of the last `_read_commits_ahead`.
-        self._last_ahead: tuple[Revision, Revision, Merges, bool] | None = None
+        # The history between two commits never changes, so the results of the last calls are kept.
+        self._list_merges = lru_cache(maxsize=1)(source.merges)
+        self._is_rewind = lru_cache(maxsize=2)(source.is_rewind)
         self._is_retrying = False  # whether gitboot is repeating evaluations that did not end
         # Whether gitboot has searched the history since the start, and whether the ledger contains the result.
         self._has_searched, self._is_search_stored = False, False
@@ -186,8 +187,6 @@ class CommitAcceptor:
         self._last_withheld: tuple[tuple[Commit, ...], WithheldBoots | None] | None = None
         # The last arguments and result of `_set_offered_commit`.
         self._last_offered: tuple[Commit, WithheldBoots | None, Commit] | None = None
-        # The last arguments and result of `is_rewind` in `_is_commit_missing`.
-        self._last_rewind: tuple[Revision, Revision, bool] | None = None
 
     def accept(self, before: Attempt, snapshot: LedgerSnapshot, at: datetime) -> tuple[Attempt, tuple[Event, ...]]:
         """Judge the newest commit, and return the attempt and its events.
@@ -195,14 +194,11 @@ class CommitAcceptor:
         The first call after a start restores the last accepted commit before it judges the newest one. The caller must
         store the attempt in the ledger and then call `adopt`.
         """
-        attempt, events = (
-            structs.replace(before, clone_failure=None, searched=None, used_ack_ids=frozenset()),
-            list[Event](),
-        )
+        events: list[Event] = []
+        attempt = structs.replace(before, clone_failure=None, searched=None, used_ack_ids=frozenset())
         self._has_searched = self._is_search_stored
-        if (
-            snapshot.recorded_commit is None and snapshot.is_trusted
-        ):  # at a start, use the records of the earlier process
+        if snapshot.recorded_commit is None and snapshot.is_trusted:
+            # At a start, use the records of the earlier process.
             snapshot = structs.replace(snapshot, recorded_commit="")
         for step in (
             self._resume_commit,
@@ -476,11 +472,7 @@ class CommitAcceptor:
             return False
         by = Revision(withheld.by)
         with suppress(SourceError):
-            if not self._source.has(by):
-                return True
-            if self._last_rewind is None or self._last_rewind[:2] != (by, latest):
-                self._last_rewind = by, latest, self._source.is_rewind(by, latest)
-            return self._last_rewind[2]
+            return not self._source.has(by) or self._is_rewind(by, latest)
         return False
 
     def _has_new_records(self, attempt: Attempt, snapshot: LedgerSnapshot) -> bool:
@@ -534,15 +526,11 @@ class CommitAcceptor:
                 lacks_accepted=before is not None,
             )
             return _check_signatures(self._signatures, before, ahead)
-        if self._last_ahead is None or self._last_ahead[:2] != (accepted.revision, latest):
-            self._last_ahead = (
-                accepted.revision,
-                latest,
-                self._source.merges(accepted.revision, latest),
-                self._source.is_rewind(accepted.revision, latest),
-            )
-        _, _, merges, is_rewind = self._last_ahead
-        ahead = CommitsAhead(accepted=accepted, merges=merges, omitted_commit=accepted.revision if is_rewind else None)
+        ahead = CommitsAhead(
+            accepted=accepted,
+            merges=self._list_merges(accepted.revision, latest),
+            omitted_commit=accepted.revision if self._is_rewind(accepted.revision, latest) else None,
+        )
         return _check_signatures(self._signatures, accepted.revision, ahead)
 
     def _resume_commit(self, attempt: Attempt, snapshot: LedgerSnapshot, events: list[Event], at: datetime) -> Attempt:

@@ -193,12 +193,8 @@ class CommitJudge:
         is_covered: Callable[[BmcAccess], bool],
         reinstalls_need: ReinstallsNeed | None = None,
     ) -> None:
-        self._evaluation, self._limits, self._is_covered, self._reinstalls_need = (
-            evaluation,
-            limits,
-            is_covered,
-            reinstalls_need,
-        )
+        self._evaluation, self._limits = evaluation, limits
+        self._is_covered, self._reinstalls_need = is_covered, reinstalls_need
         self._known: dict[tuple[Revision | None, Revision], EvaluationResult | InvalidRepository] = {}
 
     def judge(
@@ -281,16 +277,14 @@ class CommitJudge:
         def name_step(path_step: PathStep) -> tuple[Revision, Verdict]:
             return ahead.merges[path_step.new - 1][0], path_step.verdict
 
-        found, candidate = (
-            find_commit_path(
-                walk.path_commits,
-                judge_step,
-                approvals,
-                self._reinstalls_need,
-                snapshot.used_acknowledgements | used_ack_ids,
-                update_lost,
-            ),
-            None,
+        candidate: Candidate | None = None
+        found = find_commit_path(
+            walk.path_commits,
+            judge_step,
+            approvals,
+            self._reinstalls_need,
+            snapshot.used_acknowledgements | used_ack_ids,
+            update_lost,
         )
         by_fetches = {pair for pair, machines in already_installed.items() if machines and not reads_records}
         if (

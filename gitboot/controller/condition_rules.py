@@ -76,6 +76,7 @@ _UNFINISHED_BOOTS: Final = {
 }
 # Maximum number of servers in a remedy. When the operator has handled these servers, the remedy names the next ones.
 _MAX_NAMED: Final = 20
+_MAX_JOINED: Final = 3  # servers that most messages name
 _MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
 _MAX_SECRETS: Final = 3  # secrets that one message names
 # What gitboot does at a BMC, before the message of the last task, by reason. NAME is the name of the server.
@@ -626,12 +627,10 @@ def _find_maintenance_conditions(state: InstanceState) -> Iterator[Finding]:
         answer = f" ({'; '.join(answers[:_MAX_ANSWERS])})" if answers else ""
         messages.append(f"{what}: {_join(names, _MAX_NAMED)}{answer}")
     message = f"{'. '.join(messages)}. gitboot does not reset these servers or offer them the maintenance boot"
-    if any(each.is_unlisted for each in state.hook_failures):
-        yield "MaintenancesCleared", False, "HostNotListed", message
-    elif Cause.WAITING_FOR_APPROVAL in {cause for _, cause in groups}:
-        yield "MaintenancesCleared", False, "WaitingForApproval", message
-    else:
-        yield "MaintenancesCleared", False, "WaitingForDrain", message
+    waits_for_approval = any(cause is Cause.WAITING_FOR_APPROVAL for _, cause in groups)
+    reason = "WaitingForApproval" if waits_for_approval else "WaitingForDrain"
+    is_unlisted = any(each.is_unlisted for each in state.hook_failures)
+    yield "MaintenancesCleared", False, "HostNotListed" if is_unlisted else reason, message
 
 
 def _find_process_conditions(state: InstanceState) -> Iterator[Finding]:
@@ -740,12 +739,12 @@ def _find_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetc
     }
 
 
-def _list(details: Mapping[str, str], max_names: int = 3) -> str:
-    first = (f"{name} ({details[name]})" if details[name] else name for name in nsmallest(max_names, details))
-    return f"{', '.join(first)} {format_omitted(len(details) - max_names)}".rstrip()
+def _list(details: Mapping[str, str]) -> str:
+    first = (f"{name} ({details[name]})" if details[name] else name for name in nsmallest(_MAX_JOINED, details))
+    return f"{', '.join(first)} {format_omitted(len(details) - _MAX_JOINED)}".rstrip()
 
 
-def _join(names: Collection[str], max_names: int = 3) -> str:
+def _join(names: Collection[str], max_names: int = _MAX_JOINED) -> str:
     return f"{', '.join(nsmallest(max_names, names))} {format_omitted(len(names) - max_names)}".rstrip()
 
 

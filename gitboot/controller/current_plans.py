@@ -181,11 +181,8 @@ def replan(
         if decision is None:
             replanned_servers.add(name)
             continue
-        record, absent, details = (
-            snapshot.record(decision.uuid),
-            snapshot.find_missing_files(decision),
-            build_server_details(commit, name),
-        )
+        record, absent = snapshot.record(decision.uuid), snapshot.find_missing_files(decision)
+        details = build_server_details(commit, name)
         if (
             not replans_all
             and old_state is not None

@@ -129,11 +129,8 @@ def find_output_conditions(state: InstanceState, at: datetime) -> Iterator[Findi
 
 def find_artifact_conditions(state: InstanceState) -> Iterator[Finding]:
     """Yield the condition about the files that boots need, if gitboot checks these files or withholds a boot."""
-    sightings, withheld, from_ipxe = (
-        state.snapshot.sightings,
-        find_withheld_files(state),
-        state.plans.withheld_from_ipxe,
-    )
+    sightings = state.snapshot.sightings
+    withheld, from_ipxe = find_withheld_files(state), state.plans.withheld_from_ipxe
     if withheld or from_ipxe:
         unchecked = (
             "the stream requires a signature, which gitboot does not check because of --check-assets off"

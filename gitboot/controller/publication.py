@@ -287,10 +287,9 @@ def _select_records(
         states = [
             [each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in outdated_servers
         ]
-        found = frozenset(each.decision.uuid for pair in states for each in pair)
-        return group_by_shard(filter(has_record, commit.machines)), found if all(
-            states
-        ) else None  # a server without a state has no known machine
+        # A server without a state has no known machine.
+        found = frozenset(each.decision.uuid for pair in states for each in pair) if all(states) else None
+        return group_by_shard(filter(has_record, commit.machines)), found
     pairs = [
         [_find_machine_and_record(each.servers.get(name)) for each in (before.plans, plans)]
         for name in outdated_servers
@@ -311,10 +310,8 @@ def _render_parts(
     old_commit = before.plans.commit if before.complete else None
     has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, old_commit))
     is_whole = old_commit is None or changed is None or has_page != had_page
-    page, record = (
-        NO_UPDATES,
-        snapshot.record if snapshot.recorded_commit is not None else snapshot.published_records.get,
-    )
+    record = snapshot.record if snapshot.recorded_commit is not None else snapshot.published_records.get
+    page = NO_UPDATES
     if has_page:
         page = render_page_files(
             *(plans.servers, commit.revision, commit.shown, commit.locations, None if is_whole else outdated_servers),
@@ -690,9 +687,8 @@ def _build_target(
         return target(
             folder_target.build_rsync_opener(target_address, folder, _read_keys), max_servers=folder_target.MAX_SERVERS
         )
-    from gitboot.publish.targets.s3 import (
-        build_bucket_opener,
-    )  # imported here, because obstore is an optional dependency
+    # Imported here, because obstore is an optional dependency.
+    from gitboot.publish.targets.s3 import build_bucket_opener
 
     return target(build_bucket_opener(target_address, _read_keys))
 

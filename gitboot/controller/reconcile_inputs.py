@@ -177,12 +177,8 @@ class Inbox:
         hooks: HookClient | None = None,
     ) -> None:
         self.clearings, self._clock = clearings or UnrecordedClearings(), clock
-        self._store, self._folder, self._mark_file, self._stop_reader = (
-            store,
-            folder,
-            mark_file,
-            stop_reader or StopReader(),
-        )
+        self._store, self._folder, self._mark_file = store, folder, mark_file
+        self._stop_reader = stop_reader or StopReader()
         self._spool: FolderFetchLog | RecordedFetches | None = spool or (
             FolderFetchLog(folder) if folder is not None else None
         )

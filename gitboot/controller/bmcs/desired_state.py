@@ -288,11 +288,8 @@ def find_desired_state(
     machine = commit.machines.get(uuid)
     if machine is None or machine.bmc is None or (state := servers.get(machine.name)) is None:
         return DesiredState()
-    wanted, records, power_records = (
-        build_wanted_override(state.plan, keys),
-        snapshot.list_overrides(uuid),
-        snapshot.list_power_records(uuid),
-    )
+    wanted = build_wanted_override(state.plan, keys)
+    records, power_records = snapshot.list_overrides(uuid), snapshot.list_power_records(uuid)
     power = find_power_plan(state, snapshot.power_records.get(uuid, {}))
     is_new = power is not None and power.is_new(power_records)
     if wanted is not None:
@@ -306,14 +303,8 @@ def find_desired_state(
     if not may_set and power is not None:
         power = power.as_wait_only(power_records)
     needs_progress = awaits_progress(snapshot, state, commit.fleet.provisioning.evidence)
-    awaits_power_off = (
-        state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF
-    )  # the plan waits until the machine is off
-    if (
-        wanted is None
-        and power is None
-        and not (any(each.may_be_left_on_bmc for each in records) or needs_progress or awaits_power_off)
-    ):
+    is_read = needs_progress or (state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF)
+    if wanted is None and power is None and not is_read and not any(each.may_be_left_on_bmc for each in records):
         return DesiredState(is_new=is_new)
     return DesiredState(
         BmcTask(

@@ -210,12 +210,9 @@ def select_due_tasks(
     """Return the due tasks and the updated schedule. An event or a changed plan can make a task due early."""
     shared_identities = schedule.shared_identities.update(snapshot.pins, snapshot.machines)
     if shared_identities is not schedule.shared_identities:
-        is_same, schedule = (
-            shared_identities.values == schedule.shared_identities.values,
-            structs.replace(schedule, shared_identities=shared_identities),
-        )
-        if not is_same:  # also retry machines that waited because of a shared identity
-            schedule = reschedule_now(schedule, schedule.failing, at)
+        if shared_identities.values != schedule.shared_identities.values:
+            schedule = reschedule_now(schedule, schedule.failing, at)  # some may wait because of a shared identity
+        schedule = structs.replace(schedule, shared_identities=shared_identities)
     candidates = {*changed, *schedule.still_running, *schedule.in_wave, *schedule.agenda.find_due_keys(at)}
     due = []
     for uuid in candidates & schedule.tasks.keys():

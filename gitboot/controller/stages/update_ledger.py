@@ -287,19 +287,15 @@ def _report_unproven_status(state: InstanceState, context: ReconcileContext) -> 
 
     Such a status has no effect, because anyone who may write commit statuses could have written it.
     """
-    before, change_at_start = (
-        context.before.forge_report.claimed_changes if context.before.forge_report is not None else None,
-        context.before.change_at_start,
-    )
+    change_at_start = context.before.change_at_start
+    before = context.before.forge_report.claimed_changes if context.before.forge_report is not None else None
     claimed = state.forge_report.claimed_changes if state.forge_report is not None else None
     if claimed is not None and claimed != before and change_at_start is not None and claimed > change_at_start:
         message = (
             f"a commit status at the forge refers to change {claimed} of this ledger, but its newest change is "
-            f"{change_at_start}. "
-            "gitboot ignores the status, because it is not signed with the ledger's key: an earlier version of "
-            "gitboot, or "
-            "anyone who can write statuses, may have written it. If you restored the ledger from a backup, run "
-            "gitboot records begin"
+            f"{change_at_start}. gitboot ignores the status, because it is not signed with the ledger's key: an "
+            "earlier version of gitboot, or anyone who can write statuses, may have written it. If you restored the "
+            "ledger from a backup, run gitboot records begin"
         )
         yield Event(
             at=context.at, type="CommitStatusUnverified", message=message, facts={"change": claimed}, warning=True
