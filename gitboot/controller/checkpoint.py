@@ -41,10 +41,6 @@ T = TypeVar("T")
 MIN_SERVERS: Final = 500  # number of servers; planning a smaller fleet is faster than reading a checkpoint
 _MIN_REPLANNED_SHARE: Final = 8  # write a new checkpoint after one in this many servers was planned again
 _INTERVAL: Final = timedelta(minutes=10)  # minimum interval between two checkpoints
-_CACHE_SHARE: Final = 4  # a checkpoint may fill at most the cache divided by this number
-_CHUNK_ROWS: Final = 256  # average number of rows per chunk
-_MAX_CHUNK_ROWS: Final = 1024
-_BATCH: Final = 8  # chunks per transaction: few, because an evaluation waits for the transaction
 
 
 class _StoredServer(msgspec.Struct, frozen=True, array_like=True):
@@ -231,6 +227,10 @@ class Checkpoint:
 Rows = Iterable[tuple[str, Any]]
 
 
+_CACHE_SHARE: Final = 4  # a checkpoint may fill at most the cache divided by this number
+_BATCH: Final = 8  # chunks per transaction: few, because an evaluation waits for the transaction
+
+
 class _Chunks:
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
@@ -299,6 +299,10 @@ class _Chunks:
     def _delete_chunks(self, keys: Iterable[bytes]) -> None:
         for batch in _split_batches(sorted(keys), _BATCH):
             self._cache.delete_many(_CHUNK, batch)
+
+
+_CHUNK_ROWS: Final = 256  # average number of rows per chunk
+_MAX_CHUNK_ROWS: Final = 1024
 
 
 def _encode_chunks(stored_state: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:

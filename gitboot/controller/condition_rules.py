@@ -49,51 +49,8 @@ from gitboot.status.conditions import LOCKED_LEDGER, OR_WRITE, Condition, Event,
 from gitboot.system_clock import ClockState
 from gitboot.text import format_age, format_count, format_omitted
 
-_CLOCK_STATES: Final = {
-    ClockState.SYNCHRONISED: "a time service controls the clock",
-    ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
-    ClockState.NEVER_SET: "no time service has set the clock since boot, which is usual in a container",
-    ClockState.UNKNOWN: "the kernel does not report whether a time service controls the clock",
-}
-# The texts for one server and for several servers, the worst reason first. NAMES are the servers.
-_UNFINISHED_BOOTS: Final = {
-    "OutcomeUnknown": (
-        "gitboot does not know whether NAME booted the installer: DETAIL, but the endpoint did not record whether the "
-        "transfer completed",
-        "gitboot does not know whether these servers booted the installer, because the endpoint did not record whether "
-        "the transfer completed: NAMES",
-    ),
-    "NeedsOperator": (
-        "gitboot does not know whether NAME was installed. Its boot override is gone, or was set by another instance",
-        "gitboot does not know whether these servers were installed, because their boot overrides are gone, or were "
-        "set by another instance: NAMES",
-    ),
-    "Failed": ("the installation of NAME failed: DETAIL", "the installation of these servers failed: NAMES"),
-    "Overdue": (
-        "the installation of NAME has made no progress since DETAIL",
-        "the installation of these servers has made no progress for more than DURATION: NAMES",
-    ),
-}
 # Maximum number of servers in a remedy. When the operator has handled these servers, the remedy names the next ones.
 _MAX_NAMED: Final = 20
-_MAX_JOINED: Final = 3  # servers that most messages name
-_MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
-_MAX_SECRETS: Final = 3  # secrets that one message names
-# What gitboot does at a BMC, before the message of the last task, by reason. NAME is the name of the server.
-_BMC_TEXTS: Final = {
-    "AnotherMachine": "NAME's BMC may belong to another machine, so gitboot does not change the boot override",
-    "Contended": "something other than gitboot keeps changing NAME's boot override, so gitboot no longer sets it",
-    "ForeignMedium": "the virtual drives that NAME needs hold images that gitboot did not insert. gitboot does not "
-    "eject these images and does not set a boot override",
-    "ForeignOverride": "NAME has a boot override that gitboot did not set. gitboot does not change it",
-    "NeedsOperator": "gitboot cannot tell whether NAME has booted or has been reset. gitboot does not change the BMC "
-    "until you resolve this",
-    "Overdue": "gitboot has been unable to change NAME's boot override since TIME. It keeps trying",
-    "Stalled": "gitboot could not change NAME's boot override. It retries every 10 minutes",
-    "Unsupported": "NAME's BMC does not support the boot that the plan needs, so gitboot does not set a boot override",
-    "Waiting": "gitboot has not been able to change NAME's boot override yet. It will retry automatically",
-}
-_EXPECTED: Final = "This is expected if the other instance is meant to be active"
 
 
 def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
@@ -262,6 +219,9 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
         yield "HistoryComplete", False, "CommitMissing", message
 
 
+_EXPECTED: Final = "This is expected if the other instance is meant to be active"
+
+
 def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
     snapshot, accepted, orders = state.snapshot, state.attempt.accepted, state.attempt.orders
     identity = snapshot.facts.identity
@@ -359,6 +319,14 @@ def _build_evidence_condition(plans: Plans, commit: Commit) -> Finding:
         f"--spool{bmcs}"
     )
     return "EvidenceAvailable", False, "NoEvidence", message
+
+
+_CLOCK_STATES: Final = {
+    ClockState.SYNCHRONISED: "a time service controls the clock",
+    ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
+    ClockState.NEVER_SET: "no time service has set the clock since boot, which is usual in a container",
+    ClockState.UNKNOWN: "the kernel does not report whether a time service controls the clock",
+}
 
 
 def _find_stop_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
@@ -487,6 +455,27 @@ def _describe_failure(failure: Failure) -> str:
     )
 
 
+# The texts for one server and for several servers, the worst reason first. NAMES are the servers.
+_UNFINISHED_BOOTS: Final = {
+    "OutcomeUnknown": (
+        "gitboot does not know whether NAME booted the installer: DETAIL, but the endpoint did not record whether the "
+        "transfer completed",
+        "gitboot does not know whether these servers booted the installer, because the endpoint did not record whether "
+        "the transfer completed: NAMES",
+    ),
+    "NeedsOperator": (
+        "gitboot does not know whether NAME was installed. Its boot override is gone, or was set by another instance",
+        "gitboot does not know whether these servers were installed, because their boot overrides are gone, or were "
+        "set by another instance: NAMES",
+    ),
+    "Failed": ("the installation of NAME failed: DETAIL", "the installation of these servers failed: NAMES"),
+    "Overdue": (
+        "the installation of NAME has made no progress since DETAIL",
+        "the installation of these servers has made no progress for more than DURATION: NAMES",
+    ),
+}
+
+
 def _build_install_condition(state: InstanceState, at: datetime) -> Finding:
     if found := _find_unproven_boots(state, at):
         texts, duration = list[str](), format_age(state.longest_step.total_seconds())
@@ -551,6 +540,22 @@ def _find_unknown_serves(plans: Plans, cause: Cause) -> dict[str, StepEvidence]:
     }
 
 
+# What gitboot does at a BMC, before the message of the last task, by reason. NAME is the name of the server.
+_BMC_TEXTS: Final = {
+    "AnotherMachine": "NAME's BMC may belong to another machine, so gitboot does not change the boot override",
+    "Contended": "something other than gitboot keeps changing NAME's boot override, so gitboot no longer sets it",
+    "ForeignMedium": "the virtual drives that NAME needs hold images that gitboot did not insert. gitboot does not "
+    "eject these images and does not set a boot override",
+    "ForeignOverride": "NAME has a boot override that gitboot did not set. gitboot does not change it",
+    "NeedsOperator": "gitboot cannot tell whether NAME has booted or has been reset. gitboot does not change the BMC "
+    "until you resolve this",
+    "Overdue": "gitboot has been unable to change NAME's boot override since TIME. It keeps trying",
+    "Stalled": "gitboot could not change NAME's boot override. It retries every 10 minutes",
+    "Unsupported": "NAME's BMC does not support the boot that the plan needs, so gitboot does not set a boot override",
+    "Waiting": "gitboot has not been able to change NAME's boot override yet. It will retry automatically",
+}
+
+
 def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     schedule, commit = state.schedule, state.commit
     if schedule.failures >= schedule.max_failures:
@@ -606,6 +611,9 @@ def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding
             "Running",
             f"gitboot may switch the power of {format_count(len(schedule.power), 'server')} for maintenances",
         )
+
+
+_MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
 
 
 def _find_maintenance_conditions(state: InstanceState) -> Iterator[Finding]:
@@ -706,6 +714,9 @@ def _find_request_conditions(state: InstanceState) -> Iterator[Finding]:
         yield "ProxiesTrusted", False, "Unnamed", log_entries.build_untrusted_proxy_message(named)
 
 
+_MAX_SECRETS: Final = 3  # secrets that one message names
+
+
 def _find_secret_conditions(state: InstanceState) -> Iterator[Finding]:
     if not (found := _find_unexpected_fetches(state)):
         return
@@ -737,6 +748,9 @@ def _find_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetc
         for uuid, each in state.snapshot.secret_fetches.items()
         if each.is_unexpected and uuid in machines
     }
+
+
+_MAX_JOINED: Final = 3  # servers that most messages name
 
 
 def _list(details: Mapping[str, str]) -> str:

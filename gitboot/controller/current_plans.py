@@ -41,7 +41,6 @@ Value = TypeVar("Value")
 
 
 _RESORT_SHARE: Final = 16  # re-sort the whole queue if more than one in this many keys moved
-_RETRY: Final = timedelta(seconds=5)
 
 
 class DueQueue(Struct, Generic[Key], frozen=True):
@@ -375,6 +374,9 @@ def _list_counted_values(state: ServerState) -> Iterator[tuple[str, str]]:
     if (progress := state.progress) is not None:
         yield "installing", f"{progress.state}/{progress.step}"
     yield from (("drift", each) for each in find_drift(state.decision, state.record))
+
+
+_RETRY: Final = timedelta(seconds=5)
 
 
 class WindowWatch:

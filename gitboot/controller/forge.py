@@ -31,12 +31,6 @@ from gitboot.status.instance_status import ForgeReport, Status
 from gitboot.text import redact_url
 
 _MAX_DESCRIPTION: Final = 140  # maximum length of a description at GitHub; GitLab and Gitea accept 255 characters
-_DESCRIPTION: Final = re.compile(
-    r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
-    r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
-)
-_MAX_PAGES: Final = 10  # pages of statuses to read for one commit; GitHub accepts 1000 statuses per name
-_RETRY_STATUSES: Final = frozenset({408, 409, 423, 425, 429})
 
 
 class ForgeKind(StrEnum):
@@ -196,6 +190,10 @@ class Project(Struct, frozen=True, kw_only=True):
         return f"{self.api}/{template.format(path=path, commit=commit, name=quote_plus(name))}"
 
 
+_MAX_PAGES: Final = 10  # pages of statuses to read for one commit; GitHub accepts 1000 statuses per name
+_RETRY_STATUSES: Final = frozenset({408, 409, 423, 425, 429})
+
+
 class Forge:
     """A client for a project at a forge.
 
@@ -290,6 +288,12 @@ class Forge:
         if answer.status >= 500 or answer.status in _RETRY_STATUSES or is_rate_limited:
             raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
         raise ForgeRefused(message)
+
+
+_DESCRIPTION: Final = re.compile(
+    r"(?P<says>.*) \(ledger (?P<ledger>[^\s,]+), change (?P<change>[0-9]{1,18})"
+    r"(?:, proof (?P<proof>[A-Za-z0-9_-]{16}))?\)"
+)
 
 
 def _parse_description(commit: str, description: object) -> CommitVerdict | None:

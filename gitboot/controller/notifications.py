@@ -36,7 +36,6 @@ from gitboot.publish.tree_reader import read_state
 from gitboot.text import format_count, format_names, format_omitted, format_suggestion, one_line, printable
 
 _CHECK_S: Final = 30.0  # interval between reads of the ledger if nothing wakes the thread
-_MAX_READ: Final = 500  # maximum number of events per read
 
 
 class DeliveryPositions:
@@ -224,6 +223,9 @@ def send_notices(
         notices.close(timeout_s=timeout_s)
 
 
+_MAX_READ: Final = 500  # maximum number of events per read
+
+
 def _read_events(ledger: Path, output: Path, position: int) -> list[StoredEvent]:
     found = []
     for sequence, event in instance_tables.read_events_after(ledger, position, _MAX_READ):
@@ -244,9 +246,6 @@ def _read_events(ledger: Path, output: Path, position: int) -> list[StoredEvent]
             )
         )
     return found
-
-
-_APPRISE_S: Final = 60.0  # deadline per notice, because apprise may send several requests, each with its own timeout
 
 
 _MAX_MESSAGE: Final = 500  # maximum length of one message in the text of a notice
@@ -380,6 +379,9 @@ class _WebhookSender:
         ) as answer:
             if not 200 <= answer.status < 300:
                 raise HostUnreachable(f"the webhook returned HTTP status {answer.status}")
+
+
+_APPRISE_S: Final = 60.0  # deadline per notice, because apprise may send several requests, each with its own timeout
 
 
 class _AppriseSender:

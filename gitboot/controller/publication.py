@@ -362,10 +362,6 @@ def _list_offered_versions(state: RenderedState) -> dict[str, Digest]:
     return {path: digest for path, digest in state.evidence_digests.items() if digest in offers}
 
 
-# Number of servers whose offers are recorded in one transaction, and whose files are in memory at the same time.
-_BATCH: Final = 500
-
-
 @dataclass(kw_only=True, slots=True, eq=False)
 class _OfferedFiles(Mapping[str, Files | None]):
     """The files of the servers, by server name, rendered on demand.
@@ -515,6 +511,10 @@ class _OfferedFiles(Mapping[str, Files | None]):
             for path, plan in versions.items()
             if known.get(path) != plan
         )
+
+
+# Number of servers whose offers are recorded in one transaction, and whose files are in memory at the same time.
+_BATCH: Final = 500
 
 
 class _BatchedItems(ItemsView[str, Files | None]):

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 V = TypeVar("V")
-RECENT: Final = 8192  # the number of decoded values in memory, because an evaluation reads each server several times
 
 
 class _ServerName(msgspec.Struct, frozen=True, gc=False):
@@ -59,11 +58,6 @@ def _decode_or_none(decode: Callable[[bytes], V], data: bytes) -> V | None:
 _row_decoder: Final[Callable[[bytes], DecidedRow]] = build_decoder(DecidedRow)
 _name_decoder: Final[Callable[[bytes], _ServerName]] = build_decoder(_ServerName)
 _servers_decoder: Final[Callable[[bytes], list[tuple[int, Server]]]] = build_decoder(list[tuple[int, Server]])
-MAX_KEY_BYTES: Final = 256  # the maximum length of a key that `serve_cache` inserts
-# The maximum size of a message that `serve_cache` reads. A message can contain the largest value that the cache
-# accepts.
-MAX_MESSAGE_BYTES: Final = 2**27
-_BATCH_BYTES: Final = 2**24  # the maximum size of the new results in one message; the last value may exceed this limit
 
 
 def decode_row(data: bytes) -> DecidedRow | None:
@@ -124,6 +118,9 @@ class DecodedRows(Mapping[str, V], Generic[V]):
         return len(self.rows)
 
 
+RECENT: Final = 8192  # the number of decoded values in memory, because an evaluation reads each server several times
+
+
 @lru_cache(maxsize=RECENT)
 def decode_decision(data: bytes) -> Decision:
     return protocol.decode_decision(data)
@@ -180,6 +177,9 @@ class RemoteCache:
             self._is_lost = False
 
 
+_BATCH_BYTES: Final = 2**24  # the maximum size of the new results in one message; the last value may exceed this limit
+
+
 def _split_batches(rows: Mapping[bytes, bytes]) -> Iterator[dict[bytes, bytes]]:
     """Split results into one batch for each message. Omit values that are too large for the cache."""
     batch, size = dict[bytes, bytes](), 0
@@ -206,6 +206,12 @@ def look_up(cache: Cache | None, request: CacheLookup) -> CacheHits:
 
 _decode_message: Final[Callable[[bytes], CacheLookup | NewResults]] = build_decoder(CacheLookup | NewResults)
 MAX_BYTES: Final = 2**29  # the maximum size of the results of one evaluation; gitboot discards further results
+
+
+MAX_KEY_BYTES: Final = 256  # the maximum length of a key that `serve_cache` inserts
+# The maximum size of a message that `serve_cache` reads. A message can contain the largest value that the cache
+# accepts.
+MAX_MESSAGE_BYTES: Final = 2**27
 
 
 def serve_cache(

@@ -60,8 +60,6 @@ OpenSnapshot = Callable[[Revision, Snapshot | None], Snapshot]
 
 Key = bytes
 T = TypeVar("T")
-_encode_input: Final = Encoder().encode
-_SIZE: Final = 16  # in bytes: large enough to rule out an accidental collision within one fleet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -349,6 +347,10 @@ class _CommitEvaluator:
         )
 
 
+_encode_input: Final = Encoder().encode
+_SIZE: Final = 16  # in bytes: large enough to rule out an accidental collision within one fleet
+
+
 def compute_decision_keys(repository: FleetRepository, names: Iterable[str]) -> dict[str, Key]:
     """Return the content key of each of these servers' decisions, by server name."""
     view, shared_digests = FleetView(repository), _SharedDigests()
@@ -432,7 +434,6 @@ MAX_WORKERS: Final = 8
 # the minimum number of files or servers for workers, because few items take less time than the start of a worker
 _MIN_ITEMS: Final = 500
 BATCH: Final = 64  # the number of files or servers in one message from a worker
-_READ_BYTES: Final = 2**20  # bytes
 
 
 def choose_worker_count() -> int:
@@ -531,6 +532,9 @@ def _start_worker(limits: ProcessLimits, items: Sequence[T], compute_result: Cal
 _decode_results: Final[Callable[[bytes], tuple[int, list[bytes | None]]]] = build_decoder(
     tuple[int, list[bytes | None]]
 )
+
+
+_READ_BYTES: Final = 2**20  # bytes
 
 
 def _read_results(pipes: Sequence[int]) -> Iterator[tuple[int, int, list[bytes | None]]]:

@@ -59,12 +59,9 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import LeaseConnection
 
 CHECK_S: Final = 2.0  # interval between checks of the lease
-_PREPARE_S: Final = 3600.0  # interval between preparations of the tree
-_FIRST_PAUSE_S: Final = 60.0  # pause after a failed preparation; doubled after each further failure
 
 
 _STANDBY_STARTED: Final = "StandbyStarted"
-_PREPARED: Final = "this standby's output tree has the state of"
 
 
 class EndRequest(Protocol):
@@ -217,6 +214,11 @@ def _classify_error(error: LedgerError) -> str:
 
 
 _decode_event: Final = build_decoder(Event)
+
+
+_PREPARE_S: Final = 3600.0  # interval between preparations of the tree
+_FIRST_PAUSE_S: Final = 60.0  # pause after a failed preparation; doubled after each further failure
+_PREPARED: Final = "this standby's output tree has the state of"
 
 
 class _Preparation:

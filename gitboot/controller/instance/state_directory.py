@@ -44,7 +44,6 @@ LOCK: Final = "lock"
 STATUS: Final = "status.json"
 WITHDRAWALS: Final = "withdrawals.json"  # cleared overrides that are not in the ledger yet
 NOTIFIED: Final = "notified.json"  # the last event that each receiver of notices has received
-_LATELY: Final = 50  # maximum number of accepted commits in the status
 SPOOL: Final = "spool"  # default folder of the fetch log
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
 FORMER_SIGHTINGS: Final = "artifacts.json"  # file in which earlier versions stored the results of artifact checks
@@ -170,6 +169,9 @@ class StatusFile:
         with suppress(OSError):
             files.write_atomically(self._directory / STATUS, encode_indented(facts) + b"\n")
         return facts
+
+
+_LATELY: Final = 50  # maximum number of accepted commits in the status
 
 
 def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: datetime) -> dict[str, Any]:

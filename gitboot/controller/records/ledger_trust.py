@@ -34,15 +34,6 @@ _HEARTBEAT_EVERY: Final = timedelta(minutes=10)
 _MAX_BEHIND: Final = timedelta(minutes=2)
 _LONGEST_GAP: Final = timedelta(hours=1)
 _INTERVALS: Final = 5  # number of intervals between heartbeats that the ledger stores
-_UNVERIFIED_TEXTS: Final = {
-    "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
-    "from it. gitboot does not install servers until you confirm the records with gitboot records begin",
-    "ForeignLedger": "the files in OUTPUT were published with another ledger, so this instance may lack records. "
-    "gitboot does not install servers until you choose another --out, or run gitboot records begin to state what is "
-    "installed",
-    "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger without records. gitboot does not install "
-    "servers until you run gitboot records begin to state which servers are installed",
-}
 
 
 def describe_clock_lag(facts: Facts, at: datetime) -> str | None:
@@ -203,6 +194,17 @@ def find_unverified_reason(facts: Facts, decisions: Decisions) -> str | None:
         return None
     has_installs = any(decision.provision > 0 for decision in decisions.servers.values())
     return "NewLedger" if has_installs else None  # if no server is to be installed, nothing needs verification
+
+
+_UNVERIFIED_TEXTS: Final = {
+    "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
+    "from it. gitboot does not install servers until you confirm the records with gitboot records begin",
+    "ForeignLedger": "the files in OUTPUT were published with another ledger, so this instance may lack records. "
+    "gitboot does not install servers until you choose another --out, or run gitboot records begin to state what is "
+    "installed",
+    "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger without records. gitboot does not install "
+    "servers until you run gitboot records begin to state which servers are installed",
+}
 
 
 def describe_unverified_ledger(facts: Facts, decisions: Decisions) -> tuple[str, str] | None:

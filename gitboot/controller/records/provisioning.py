@@ -72,8 +72,6 @@ from gitboot.review.reinstalls import (
 )
 from gitboot.text import format_names, quote_words
 
-_MAX_AHEAD: Final = timedelta(seconds=30)  # how far an endpoint's clock may be ahead
-
 
 def record_new_servers(
     update: LedgerUpdate,
@@ -417,6 +415,9 @@ def _write_with_event(
         uuid=offer.uuid,
         image=offer.image,
     )
+
+
+_MAX_AHEAD: Final = timedelta(seconds=30)  # how far an endpoint's clock may be ahead
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
