@@ -456,18 +456,12 @@ class Workers(Struct, frozen=True, kw_only=True):
         """
         if self.number < 2:
             return {}
-        done = 0
-
-        def count(more: int) -> None:
-            nonlocal done
-            done += more
-            self.on_read(done)
 
         def parse_file(each: tuple[BlobId, str]) -> bytes | None:
             found = read_blob(snapshot, *each)
             return encode(found.resources) if found.has_only_servers else None
 
-        found = self._compute_results(files, parse_file, count)
+        found = self._compute_results(files, parse_file, self.on_read)
         return {blob: row for (blob, _), row in zip(files, found, strict=True) if row is not None}
 
     def decide(self, decide: Callable[[str], DecidedServer], names: Sequence[str]) -> list[bytes]:
@@ -481,12 +475,15 @@ class Workers(Struct, frozen=True, kw_only=True):
         self,
         items: Sequence[T],
         compute_result: Callable[[T], bytes | None],
-        count_results: Callable[[int], None] = lambda _: None,
+        on_results: Callable[[int], None] = lambda _: None,
     ) -> list[bytes | None]:
-        """Return the result of ``compute_result`` for each item, or None if this process must compute the results."""
+        """Return the result of ``compute_result`` for each item, or None if this process must compute the results.
+
+        ``on_results`` is called with the number of results so far.
+        """
         if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
-        found: list[bytes | None] = [None] * len(items)
+        found, done = list[bytes | None]([None]) * len(items), 0
         compute_result(items[0])  # this call fills the caches of this process, which each worker inherits
         limits = divide_limits(self.number)
         workers = [_start_worker(limits, items[number :: self.number], compute_result) for number in range(self.number)]
@@ -494,7 +491,8 @@ class Workers(Struct, frozen=True, kw_only=True):
             for number, start, results in _read_results([worker.pipe for worker in workers]):
                 first = number + start * self.number
                 found[first : first + len(results) * self.number : self.number] = results
-                count_results(len(results))
+                done += len(results)
+                on_results(done)
         finally:
             deduct_processor_time(sum(worker.end() for worker in workers))
         return found
