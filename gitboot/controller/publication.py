@@ -17,9 +17,8 @@ from gitboot.artifacts.availability import is_withheld
 from gitboot.bmc.credentials import read_credentials
 from gitboot.controller.current_plans import Plans, find_changed_servers
 from gitboot.controller.instance.settings import GitSettings, Settings
-from gitboot.controller.instance_state import LimitedFiles, TargetState
+from gitboot.controller.instance_state import InstanceState, LimitedFiles, TargetState
 from gitboot.controller.records.install_boots import build_offer, list_offers
-from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.overlay import apply_changes
@@ -164,17 +163,13 @@ class LedgerOfferRecorder:
 
 
 def publish_plans(
-    before: TargetState,
-    plans: Plans,
+    state: InstanceState,
     commit: Commit,
     replanned: Collection[str],
-    snapshot: LedgerSnapshot,
     target: Target,
     recorder: OfferRecorder,
     at: datetime,
-    *,
     terms: ServingTerms,
-    keys: TokenKeys,
 ) -> TargetState:
     """Publish the plans, and return the new state of the target. ``replanned`` are the servers whose files may differ.
 
@@ -185,6 +180,7 @@ def publish_plans(
 
     Files are rendered during the publication, because the files of a large fleet do not fit in memory.
     """
+    before, plans = state.publication, state.plans
     outdated_servers = frozenset(plans.servers if not before.complete else before.outdated_servers.union(replanned))
     new_state = structs.replace(before, outdated_servers=outdated_servers, failure=None, ledger_error=None, at=at)
     offered = _OfferedFiles(
@@ -192,13 +188,13 @@ def publish_plans(
         before=before,
         plans=plans,
         decisions=commit.decisions,
-        token_keys=keys,
+        token_keys=state.keys,
         target=target,
         recorder=recorder,
         at=at,
     )
-    recorded, changed = _select_records(before, plans, commit, snapshot, outdated_servers)
-    parts = _render_parts(before, plans, commit, snapshot, recorded, changed, outdated_servers)
+    recorded, changed = _select_records(state, commit, outdated_servers)
+    parts = _render_parts(state, commit, recorded, changed, outdated_servers)
     try:
         result = target.publish(
             offered if not before.complete else dict(offered.items()),
@@ -244,7 +240,7 @@ def publish_plans(
         complete=True,
         plans=plans,
         terms=terms,
-        has_old_records=snapshot.recorded_commit is None,
+        has_old_records=state.snapshot.recorded_commit is None,
         recorded=recorded,
         outdated_servers=frozenset(limited),
         limited=dict(sorted(limited.items())),
@@ -267,13 +263,14 @@ def render_shared_files(plans: Plans, commit: Commit, terms: ServingTerms) -> Fi
 
 
 def _select_records(
-    before: TargetState, plans: Plans, commit: Commit, snapshot: LedgerSnapshot, outdated_servers: Collection[str]
+    state: InstanceState, commit: Commit, outdated_servers: Collection[str]
 ) -> tuple[Members, frozenset[SystemUuid] | None]:
     """Return the machines whose records are to be published, and the subset whose records changed.
 
     The second value is None if all records must be published. While the ledger is unverified, the published records
     stay unchanged.
     """
+    before, plans, snapshot = state.publication, state.plans, state.snapshot
     if snapshot.recorded_commit is None:
         same = before.complete and before.has_old_records and before.recorded is not None
         return group_by_shard(snapshot.published_records), frozenset() if same else None
@@ -299,14 +296,13 @@ def _select_records(
 
 
 def _render_parts(
-    before: TargetState,
-    plans: Plans,
+    state: InstanceState,
     commit: Commit,
-    snapshot: LedgerSnapshot,
     recorded: Members,
     changed: Collection[SystemUuid] | None,
     outdated_servers: Collection[str],
 ) -> FileUpdates:
+    before, snapshot = state.publication, state.snapshot
     old_commit = before.plans.commit if before.complete else None
     has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, old_commit))
     is_whole = old_commit is None or changed is None or has_page != had_page
@@ -314,7 +310,8 @@ def _render_parts(
     page = NO_UPDATES
     if has_page:
         page = render_page_files(
-            *(plans.servers, commit.revision, commit.shown, commit.locations, None if is_whole else outdated_servers),
+            state.plans.servers,
+            *(commit.revision, commit.shown, commit.locations, None if is_whole else outdated_servers),
             published_locations=old_commit.locations if old_commit is not None else None,
         )
     records = render_record_files(recorded, record, None if is_whole else changed)
@@ -435,40 +432,53 @@ class _OfferedFiles(Mapping[str, Files | None]):
                 self.ledger_error = str(error)
         for name in halted:
             states[name] = self._render(plan_stopped_server(states[name], self.token_keys))
-        unchanged = set[str]()
-        if self.ledger_error is not None:
-            for name in states:
-                recorded_offers = self._find_recorded_offers(name, states[name].record)
-                if not dates[name] and all(each.plan in recorded_offers for each in list_offers(states[name])):
-                    continue  # all offers are in the ledger
-                if not self.before.complete and self.target.has_files(states[name].files):
-                    # An earlier process recorded these offers.
-                    recorded_offers = frozenset(each.plan for each in list_offers(states[name]))
-                    self.limited[name] = LimitedFiles(recorded_offers, states[name].transition, self.plans.stop)
-                    continue
-                published_files = self._find_published_files(name)
-                if (
-                    published_files is not None
-                    and published_files.stop is self.plans.stop
-                    and (published_files.until is None or published_files.until > self.at)
-                ):
-                    unchanged.add(name)  # keep the published files
-                    versions[name] = self.before.versions.get(name, {})
-                    self.limited[name] = published_files._replace(recorded_offers=recorded_offers)
-                    continue
-                states[name] = self._render_limited(states[name], recorded_offers)
-                versions[name] = _list_offered_versions(states[name])
-                self.limited[name] = LimitedFiles(recorded_offers, states[name].transition, self.plans.stop)
+        for name, state in tuple(states.items()) if self.ledger_error is not None else ():
+            if (limited := self._limit_offers(name, state, is_dated=not dates[name])) is not None:
+                states[name], versions[name] = limited, _list_offered_versions(limited)
+            else:  # keep the published files
+                del states[name]
+                versions[name] = self.before.versions.get(name, {})
         self.versions.update(versions)
-        return {name: states[name].files if name in states else None for name in plans if name not in unchanged}
+        return {
+            name: states[name].files if name in states else None
+            for name, plan in plans.items()
+            if plan is None or name in states
+        }
+
+    def _limit_offers(self, name: str, state: RenderedState, *, is_dated: bool) -> RenderedState | None:
+        """Return the files of a server without the boots that are not in the ledger, and add the server to `limited`.
+
+        Return None if the published files can stay. If all offers are in the ledger, return ``state``. ``is_dated``
+        means that the ledger contains the modification times of all files.
+        """
+        recorded_offers = self._find_recorded_offers(name, state.record)
+        offers = frozenset(each.plan for each in list_offers(state))
+        if is_dated and offers <= recorded_offers:
+            return state
+        if not self.before.complete and self.target.has_files(state.files):  # an earlier process recorded these offers
+            self.limited[name] = LimitedFiles(offers, state.transition, self.plans.stop)
+            return state
+        published_files = self._find_published_files(name)
+        if (
+            published_files is not None
+            and published_files.stop is self.plans.stop
+            and (published_files.until is None or published_files.until > self.at)
+        ):
+            self.limited[name] = published_files._replace(recorded_offers=recorded_offers)
+            return None
+        limited = self._render_limited(state, recorded_offers)
+        self.limited[name] = LimitedFiles(recorded_offers, limited.transition, self.plans.stop)
+        return limited
 
     def _render(self, state: ServerState) -> RenderedState:
         return render_server(state, self.decisions, self.token_keys)
 
     def _find_published_files(self, name: str) -> LimitedFiles | None:
         """Return a description of a server's published files, or None if these files are unknown."""
-        if name in self.before.outdated_servers or not self.before.complete:
-            return self.before.limited.get(name) if self.before.complete else None
+        if not self.before.complete:
+            return None
+        if name in self.before.outdated_servers:
+            return self.before.limited.get(name)
         old_state = self.before.plans.servers.get(name)
         return LimitedFiles(frozenset(), old_state.transition, old_state.stop) if old_state is not None else None
 
@@ -526,9 +536,6 @@ class _BatchedItems(ItemsView[str, Files | None]):
         names = iter(self._mapping)
         while batch := tuple(islice(names, _BATCH)):
             yield from self._mapping.render_batch(batch).items()
-
-
-TARGET_WAIT_S: Final = 60.0  # how long `gitboot run --once` waits for the targets
 
 
 class ListedTarget(Target, Protocol):

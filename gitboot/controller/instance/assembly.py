@@ -23,7 +23,7 @@ from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, DamageSearch
 from gitboot.controller.commit_acceptance import NO_COMMIT_TRUST, Attempt, CommitAcceptor, CommitTrust
 from gitboot.controller.forge import find_project
-from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance import state_directory
 from gitboot.controller.instance.git_source import (
     KEYS,
     LedgerBranchStore,
@@ -33,12 +33,6 @@ from gitboot.controller.instance.git_source import (
     open_source,
 )
 from gitboot.controller.instance.settings import CheckAssets, Clock, Settings, Tell
-from gitboot.controller.instance.state_directory import (
-    check_spool_rights,
-    make_private,
-    require_active,
-    token_keys,
-)
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
 from gitboot.controller.operator_requests import BEGIN, REFUSED
@@ -173,9 +167,9 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
         dependencies.uptime,
         dependencies.artifacts,
         dependencies.shared_fetches,
-        settings.state / state.SPOOL,
+        settings.state / state_directory.SPOOL,
         clearings=UnrecordedClearings(
-            None if dependencies.dry_run else settings.state / state.WITHDRAWALS,
+            None if dependencies.dry_run else settings.state / state_directory.WITHDRAWALS,
             instance_tables.read_facts(store).identity,
         ),
         clock=dependencies.clock,
@@ -253,7 +247,7 @@ class _StatusReporter:
         self, settings: Settings, tell: Tell, clock: Clock, on_status: Callable[[Status, int], None] | None
     ) -> None:
         self._settings, self._tell, self._clock, self._on_status = settings, tell, clock, on_status
-        self.status_file = state.StatusFile(settings.state, clock)
+        self.status_file = state_directory.StatusFile(settings.state, clock)
         self._unknown = UnknownMachineFile(settings.state, settings.spool, settings.output, clock)
         self._spool_mark = settings.spool_mark
         project = find_project(settings)
@@ -343,15 +337,15 @@ def run_instance(
     """
     check_repository(settings)
     with ExitStack() as stack:
-        stack.enter_context(make_private(settings.state))
+        stack.enter_context(state_directory.make_private(settings.state))
         if settings.spool is not None:
-            check_spool_rights(settings.spool)
+            state_directory.check_spool_rights(settings.spool)
         _check_storage(settings, tell, clock)
-        stack.enter_context(state.lock(settings.state))
-        state.remove_former_caches(settings.state)
+        stack.enter_context(state_directory.lock(settings.state))
+        state_directory.remove_former_caches(settings.state)
         reports = _StatusReporter(settings, tell, clock, on_status)
-        warn = state.make_cache_warner(tell, clock)
-        cache = stack.enter_context(state.open_cache(settings.state, warn))
+        warn = state_directory.make_cache_warner(tell, clock)
+        cache = stack.enter_context(state_directory.open_cache(settings.state, warn))
         store, snapshot = stack.enter_context(open_or_replace_ledger(find_ledger(settings), tell, clock))
         store.database.take_lease(Holder.load(settings.state, settings.lease_s))
         shared_fetches, fence, ending_fence = stack.enter_context(_hold_lease(store, tell, clock(), on_lease_lost))
@@ -400,7 +394,7 @@ def run_instance(
             records=read_tree_records(settings.output),
             observes=settings.spool_folder is not None,
             is_output_open=modes is OPEN_MODES,
-            keys=state.load_token_keys(settings.state, store, tell, clock),
+            keys=state_directory.load_token_keys(settings.state, store, tell, clock),
             trust=build_commit_trust(settings.trust, source, settings.state / KEYS),
             artifacts=stack.enter_context(watch_artifacts(settings, store, cache, wake)),
             hooks=stack.enter_context(
@@ -437,20 +431,20 @@ def open_dry_run(
     check_repository(settings)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-dry-run-")))
-        if state.has_ledger(settings.state):
+        if state_directory.has_ledger(settings.state):
             copy_ledger(
-                settings.state / state.LEDGER,
-                copy / state.LEDGER,
-                in_use=state.find_running_process(settings.state) is not None,
+                settings.state / state_directory.LEDGER,
+                copy / state_directory.LEDGER,
+                in_use=state_directory.find_running_process(settings.state) is not None,
             )
-        store, snapshot = stack.enter_context(open_or_replace_ledger(copy / state.LEDGER, tell, clock))
+        store, snapshot = stack.enter_context(open_or_replace_ledger(copy / state_directory.LEDGER, tell, clock))
         # Read the keys if the file exists, but never create keys here.
-        has_keys = (settings.state / state.TOKEN_KEYS).exists()
-        keys = state.load_token_keys(settings.state if has_keys else copy, store, tell, clock)
+        has_keys = (settings.state / state_directory.TOKEN_KEYS).exists()
+        keys = state_directory.load_token_keys(settings.state if has_keys else copy, store, tell, clock)
         with store.writing() as tx:
             instance_tables.mark_accepted_commit_missing(tx)  # the new clone may not contain the accepted commit
         facts = instance_tables.read_facts(store)
-        cache = stack.enter_context(state.open_cache(settings.state, ignore, writes=False))
+        cache = stack.enter_context(state_directory.open_cache(settings.state, ignore, writes=False))
         preview = PublicationPreview(settings.output, ledger=facts.identity, heir_of=facts.heir_of)
         source = stack.enter_context(open_source(settings, copy, LedgerBranchStore(store, tell, clock)))
         evaluation = EvaluatorClient(copy, limits=settings.allowance, waits_for_answer=True, site=settings.site)
@@ -514,7 +508,7 @@ def _hold_lease(
 
 def find_ledger(settings: Settings) -> Path:
     """Store the address of a configured database, and return the path of the ledger. Raises `UsageError`."""
-    path, wanted = settings.state / state.LEDGER, settings.ledger
+    path, wanted = settings.state / state_directory.LEDGER, settings.ledger
     if wanted is not None and read_address(path) != wanted:
         if path.exists() and not has_address_file(path):
             raise UsageError(
@@ -630,7 +624,7 @@ def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]
 
     Earlier versions stored the results in a file, which is deleted once the ledger contains results.
     """
-    old_file = settings.state / state.FORMER_SIGHTINGS
+    old_file = settings.state / state_directory.FORMER_SIGHTINGS
     if before := instance_tables.read_sightings(store, describe_place(settings.state)):
         with suppress(OSError):
             old_file.unlink()
@@ -690,15 +684,17 @@ def open_offline(
     # Imported here, because a running instance uses an evaluator process instead.
     from gitboot.evaluator.evaluation import Evaluator
 
-    state.require_ledger(directory)
-    require_active(directory)
+    state_directory.require_ledger(directory)
+    state_directory.require_active(directory)
     with ExitStack() as stack:
         copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))
         copy_ledger(
-            directory / state.LEDGER, copy / state.LEDGER, in_use=state.find_running_process(directory) is not None
+            directory / state_directory.LEDGER,
+            copy / state_directory.LEDGER,
+            in_use=state_directory.find_running_process(directory) is not None,
         )
         try:
-            store = stack.enter_context(open_ledger(copy / state.LEDGER))
+            store = stack.enter_context(open_ledger(copy / state_directory.LEDGER))
         except LedgerError as error:  # do not name the temporary copy in the message
             raise type(error)(str(error).replace(str(copy), str(directory))) from None
         snapshot = load_accepted_snapshot(directory)
@@ -707,19 +703,20 @@ def open_offline(
         )
         whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
         # Read the keys if the file exists, but never create keys here.
-        has_keys = (directory / state.TOKEN_KEYS).exists()
-        keys = token_keys(directory, at, was_keyless=False) if has_keys else NO_KEYS
+        has_keys = (directory / state_directory.TOKEN_KEYS).exists()
+        keys = state_directory.token_keys(directory, at, was_keyless=False) if has_keys else NO_KEYS
         before = _read_offline_ledger(store)
         commit = whole.select_site(before.facts.site or None)
         learnt = apply_batch(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).snapshot
-        folders = (directory / state.SPOOL, *((Path(learnt.facts.spool),) if learnt.facts.spool is not None else ()))
+        own_spool = directory / state_directory.SPOOL
+        spool = Path(learnt.facts.spool) if learnt.facts.spool is not None else own_spool
         yield OfflineInstance(
             commit=commit,
             repository=evaluated.loaded.repository,
             snapshot=structs.replace(
                 learnt,
                 sightings=instance_tables.read_sightings(store, describe_place(directory)),
-                claims=read_claims(folders, folders[-1]),
+                claims=read_claims((own_spool, spool), spool),
             ),
             keys=keys,
         )

@@ -10,7 +10,7 @@ from typing import Final
 
 from gitboot.bmc.credentials import read_credentials
 from gitboot.controller.commit_acceptance import CommitTrust
-from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance import state_directory
 from gitboot.controller.instance.settings import Clock, GitSettings, Settings, Tell, TrustSettings
 from gitboot.errors import BranchNotNamed, SourceError, UsageError
 from gitboot.git.clone import BranchRecord, FollowedBranch, Source, explain_detached_head
@@ -38,7 +38,7 @@ def check_repository(settings: Settings) -> None:
             return
         if not has_repository(local):
             raise UsageError(f"no Git repository at {local}; check the path")
-        if remote.reference is not None or settings.ledger is not None or state.has_ledger(settings.state):
+        if remote.reference is not None or settings.ledger is not None or state_directory.has_ledger(settings.state):
             return
         head = None
         with suppress(SourceError, UsageError):  # reported by the fetch

@@ -22,11 +22,10 @@ from gitboot.child_processes import spawn
 from gitboot.controller.checkpoint import MIN_SERVERS, Checkpoint
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import WindowWatch, find_changed_servers, replan
-from gitboot.controller.instance import state_directory as state
+from gitboot.controller.instance import state_directory
 from gitboot.controller.instance.assembly import find_ledger
 from gitboot.controller.instance.git_source import build_source, check_repository
 from gitboot.controller.instance.settings import CheckAssets, Settings
-from gitboot.controller.instance.state_directory import is_published_under, make_private, token_keys, write_key_lines
 from gitboot.controller.instance_state import InstanceState, can_plan
 from gitboot.controller.operator_requests import find_stop_scope
 from gitboot.controller.publication import DatedPath, publish_plans
@@ -87,7 +86,7 @@ class Standby:
     ) -> None:
         self._settings, self._tell, self._clock, self._prepare_command = settings, tell, clock, prepare_command
         check_repository(settings)  # before any file is created
-        with make_private(settings.state):
+        with state_directory.make_private(settings.state):
             self.address = read_address(find_ledger(settings))
         if self.address is not None:
             compute_program_digest()  # read the program now, because an upgrade may replace it on the disk
@@ -110,7 +109,7 @@ class Standby:
         from gitboot.ledger.postgresql import LeaseConnection
 
         with ExitStack() as stack:
-            stack.enter_context(state.lock(self._settings.state))
+            stack.enter_context(state_directory.lock(self._settings.state))
             end = stack.enter_context(ending())
             is_large = stack.enter_context(
                 _follow_active(
@@ -177,7 +176,7 @@ class Standby:
 
         At a take-over, this instance uses the number to detect whether a backup has replaced the ledger.
         """
-        path = get_mark_path(self._settings.state / state.LEDGER)
+        path = get_mark_path(self._settings.state / state_directory.LEDGER)
         before = read_mark(path)
         if progress is not None and (before is None or (before[0] == progress[0] and before[1] < progress[1])):
             with suppress(OSError):
@@ -204,7 +203,7 @@ class Standby:
             message="; ".join(filter(None, (message, tree_message))),
             last_transition_time=since,
         )
-        state.StatusFile(self._settings.state, self._clock).write(
+        state_directory.StatusFile(self._settings.state, self._clock).write(
             {**Status(conditions=(condition,)).facts(), "at": format_instant(at)}
         )
 
@@ -257,7 +256,7 @@ class _Preparation:
     def close(self) -> None:
         """Kill the process, because only the active instance may write to the tree."""
         self.interrupt()
-        shutil.rmtree(self._directory / state.PREPARING, ignore_errors=True)
+        shutil.rmtree(self._directory / state_directory.PREPARING, ignore_errors=True)
 
     def _end(self, process: subprocess.Popen[bytes], status: int) -> None:
         self._process, self._due = None, time.monotonic() + (_PREPARE_S if status == 0 else self._pause_s)
@@ -292,7 +291,7 @@ def _follow_active(
     a prepared tree is needed.
     """
     ended, large = threading.Event(), threading.Event()
-    cache = state.open_cache(settings.state, state.make_cache_warner(tell, clock))
+    cache = state_directory.open_cache(settings.state, state_directory.make_cache_warner(tell, clock))
     evaluation = EvaluatorClient(settings.state, limits=settings.allowance, site=settings.site, cache=cache)
     evaluation.on_answer = wake_event.set
 
@@ -366,25 +365,25 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
     This runs in a separate process while the standby holds the lock on STATE. The process may be killed at any time. A
     second call publishes only changes. Raises `NotYetDone` if the ledger is not ready, or if the fleet is small.
     """
-    lease = read_lease(settings.state / state.LEDGER)
+    lease = read_lease(settings.state / state_directory.LEDGER)
     if lease is None or not lease.is_current:
         raise NotYetDone("no instance is active")
-    if is_published_under(settings.output, lease):
+    if state_directory.is_published_under(settings.output, lease):
         raise NotYetDone(f"the active instance, {lease.place}, already publishes to {settings.output}")
     with ExitStack() as stack:
-        copy = settings.state / state.PREPARING
+        copy = settings.state / state_directory.PREPARING
         shutil.rmtree(copy, ignore_errors=True)  # an earlier process may have left this folder behind
         copy.mkdir(mode=0o700)
         stack.callback(shutil.rmtree, copy, ignore_errors=True)
-        copy_ledger(settings.state / state.LEDGER, copy / state.LEDGER, in_use=True)
-        store = stack.enter_context(Store.open(copy / state.LEDGER))
+        copy_ledger(settings.state / state_directory.LEDGER, copy / state_directory.LEDGER, in_use=True)
+        store = stack.enter_context(Store.open(copy / state_directory.LEDGER))
         facts = instance_tables.read_facts(store)
         if facts.accepted is None or not facts.published or instance_tables.is_behind(store):
             raise NotYetDone("the active instance has not published an output tree from this ledger yet")
         accepted = Revision(facts.accepted)
-        if not (lines := read_shared_token_keys(settings.state / state.LEDGER)):
+        if not (lines := read_shared_token_keys(settings.state / state_directory.LEDGER)):
             raise NotYetDone("the ledger has no token keys yet")
-        write_key_lines(copy, lines)
+        state_directory.write_key_lines(copy, lines)
         at = max(clock(), facts.heartbeat.at) if facts.heartbeat is not None else clock()
         directory = stack.enter_context(
             OutputDirectory.open(
@@ -395,7 +394,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         )
         tree = _StandbyTree(directory, store, _find_unused_date(store, at, facts))
         # The standby itself reports problems with the cache.
-        cache = stack.enter_context(state.open_cache(settings.state, lambda _: None))
+        cache = stack.enter_context(state_directory.open_cache(settings.state, lambda _: None))
         checkpoint = Checkpoint(cache, tree, None, warn, settings.site)
         record_instance_facts(
             store,
@@ -410,7 +409,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             read_ledger(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
         )
         instance_state = checkpoint.resume(
-            InstanceState(snapshot=snapshot, keys=token_keys(copy, at, was_keyless=False))
+            InstanceState(snapshot=snapshot, keys=state_directory.token_keys(copy, at, was_keyless=False))
         )
         instance_state = _publish_without_halted(
             instance_state, _evaluate_accepted(settings, accepted, instance_state.plans.commit, cache), tree, at
@@ -462,21 +461,14 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
     stop = find_stop_scope(snapshot, commit, snapshot.facts.orders)
     changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
     plans, replanned_servers = replan(before.plans, commit, snapshot, changed, at, stop, before.keys)
-    publication = publish_plans(
-        *(before.publication, plans, commit, replanned_servers, snapshot, tree, tree, at),
-        terms=ServingTerms(is_prepared=True),
-        keys=before.keys,
+    planned = structs.replace(
+        before, snapshot=snapshot, attempt=Attempt(accepted=commit), plans=plans, unplanned=frozenset()
     )
+    terms = ServingTerms(is_prepared=True)
+    publication = publish_plans(planned, commit, replanned_servers, tree, tree, at, terms)
     if publication.failure is not None:
         raise NotYetDone(publication.failure[1])
-    return structs.replace(
-        before,
-        snapshot=snapshot,
-        attempt=Attempt(accepted=commit),
-        plans=plans,
-        publication=publication,
-        unplanned=frozenset(),
-    )
+    return structs.replace(planned, publication=publication)
 
 
 class _StandbyTree:

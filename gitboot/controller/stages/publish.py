@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
+from typing import Final
 
 from msgspec import structs
 
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
-from gitboot.controller.publication import TARGET_WAIT_S, LedgerOfferRecorder, publish_plans
+from gitboot.controller.publication import LedgerOfferRecorder, publish_plans
 from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.stages.plan import QUICK_START
 from gitboot.errors import LedgerError
@@ -20,6 +21,8 @@ from gitboot.render.endpoint_files import build_serving_terms
 from gitboot.render.server_files import ServerState
 from gitboot.resolve.server_plan import Cause
 from gitboot.status.conditions import Event
+
+_TARGET_WAIT_S: Final = 60.0  # how long `gitboot run --once` waits for the targets
 
 
 def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
@@ -36,7 +39,7 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
         if state.publication.is_placed and (due_servers or not context.before.publication.is_placed):
             target.followers.publish_transition(min(transitions.next_due or context.at, context.at))
         if context.wait:
-            target.followers.wait(TARGET_WAIT_S)
+            target.followers.wait(_TARGET_WAIT_S)
         attempt = state.attempt
         if (
             attempt.published != attempt.evaluated
@@ -74,16 +77,13 @@ def _publish_plans(state: InstanceState, commit: Commit, context: ReconcileConte
         or publication.plans.sightings is not state.plans.sightings
     ):
         publication = publish_plans(
-            publication,
-            state.plans,
+            structs.replace(state, publication=publication),
             commit,
             context.replanned_servers,
-            snapshot,
             components.target,
             LedgerOfferRecorder(components.store, snapshot.facts, at, state.ledger_error),
             at,
-            terms=terms,
-            keys=state.keys,
+            terms,
         )
     if publication.has_plans_for(commit) and state.ledger_error is None:
         inbox.forget_spool(snapshot.spool_offsets, deletion_count)
