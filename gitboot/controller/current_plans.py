@@ -44,13 +44,13 @@ _RESORT_SHARE: Final = 16  # re-sort the whole queue if more than one in this ma
 
 
 class DueQueue(Struct, Generic[Key], frozen=True):
-    """An immutable set of keys with due times. `reschedule` returns a new agenda."""
+    """An immutable set of keys with due times. `reschedule` returns a new queue."""
 
     instants: Mapping[Key, datetime] = field(default_factory=dict)
     _queue: list[tuple[datetime, Key]] = field(default_factory=list)  # sorted
 
     def reschedule(self, due_times: Mapping[Key, datetime | None]) -> DueQueue[Key]:
-        """Return the agenda with new due times for these keys. A due time of None removes the key."""
+        """Return the queue with new due times for these keys. A due time of None removes the key."""
         changed = {key: at for key, at in due_times.items() if self.instants.get(key) != at}
         if not changed:
             return self

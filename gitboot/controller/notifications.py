@@ -72,10 +72,10 @@ MAX_EVENTS: Final = 20  # maximum number of events listed in one notice
 
 
 class _PendingNotice(Struct):
-    due: float  # when to send the pile, in monotonic time
-    first: int
-    shown: list[StoredEvent] = msgspec.field(default_factory=list)
-    number: int = 0
+    due: float  # when to send the notice, in monotonic time
+    first: int  # number of the first event in the ledger
+    shown: list[StoredEvent] = msgspec.field(default_factory=list)  # the first events
+    number: int = 0  # number of events, including those that are not shown
 
     def add(self, event: StoredEvent) -> None:
         self.number += 1

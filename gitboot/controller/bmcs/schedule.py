@@ -311,6 +311,25 @@ def record_submission(
     return structs.replace(schedule.with_bmc_states(changed), still_running=schedule.still_running | refused)
 
 
+def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
+    """Return whether the BMC's state may change soon: a one-time override is set, or the machine is not back yet."""
+    wanted = task.wanted
+    if power is not None:
+        before = next((each for each in task.power_records if each.reason == power.power_change.reason), None)
+        if before is None or before.state is PowerRecordState.REFUSED:
+            if power.is_due:
+                return True  # a machine that is down delays the other machines
+        elif before.state.is_open:
+            return True  # gitboot waits until the machine is back
+        if wanted is None and not any(each.may_be_left_on_bmc for each in task.records):
+            return False
+    return (
+        wanted is None
+        or wanted.override.enabled is OverrideEnabled.ONCE
+        or not all(each.state is OverrideState.CONFIRMED for each in task.records if each.state.is_open)
+    )
+
+
 def _find_open_intents(uuid: SystemUuid, snapshot: LedgerSnapshot) -> frozenset[str]:
     """Return a machine's intents without an outcome. A new intent causes a BMC task."""
     record = snapshot.stored_record(uuid)
@@ -518,25 +537,6 @@ def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterato
             "reset",
             facts={"server": result.server, "uri": result.firmware_uri, "commit": commit},
         )
-
-
-def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
-    """Return whether the BMC's state may change soon: a one-time override is set, or the machine is not back yet."""
-    wanted = task.wanted
-    if power is not None:
-        before = next((each for each in task.power_records if each.reason == power.power_change.reason), None)
-        if before is None or before.state is PowerRecordState.REFUSED:
-            if power.is_due:
-                return True  # a machine that is down delays the other machines
-        elif before.state.is_open:
-            return True  # gitboot waits until the machine is back
-        if wanted is None and not any(each.may_be_left_on_bmc for each in task.records):
-            return False
-    return (
-        wanted is None
-        or wanted.override.enabled is OverrideEnabled.ONCE
-        or not all(each.state is OverrideState.CONFIRMED for each in task.records if each.state.is_open)
-    )
 
 
 def _format_override(override: Override | None) -> str | None:

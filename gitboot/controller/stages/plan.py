@@ -25,7 +25,7 @@ QUICK_START: Final = timedelta(seconds=2)
 def plan(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Update the plans that are out of date, and start to check the artifacts that the boots need.
 
-    With `Pass.wait`, wait for the checks and then plan again with their results.
+    With `ReconcileContext.wait`, wait for the checks and then plan again with their results.
     """
     if (commit := state.commit) is None:
         # If no commit is accepted yet, keep the plans of the previous process.
