@@ -35,9 +35,10 @@ from gitboot.bmc.redfish.quirks import build_boot_patch
 from gitboot.bmc.redfish.resources import Resource, build_observation
 from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.commit_judgement import CommitJudgement
+from gitboot.controller.records.evidence import Fetch
 from gitboot.controller.records.install_boots import build_offer
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
-from gitboot.controller.records.ledger_snapshot import Fetch, LedgerSnapshot
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import BmcRejected, InvalidRepository
 from gitboot.evaluator.protocol import Commit, build_commit
 from gitboot.fetchlog.log_entries import Observation

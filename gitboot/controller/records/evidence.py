@@ -18,7 +18,7 @@ from gitboot.controller.records.install_boots import (
     build_offer,
     find_last_attempt,
 )
-from gitboot.controller.records.ledger_snapshot import Fetch, LedgerSnapshot, LedgerUpdate
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.provisioning import (
     complete_installation,
     record_boot_consumed,
@@ -34,7 +34,13 @@ from gitboot.controller.records.provisioning import (
 )
 from gitboot.errors import UsageError
 from gitboot.evaluator.protocol import Commit
-from gitboot.fetchlog.log_entries import Observation, Outcome, drop_concluded_intents, get_client_network
+from gitboot.fetchlog.log_entries import (
+    Observation,
+    Outcome,
+    drop_concluded_intents,
+    get_client_network,
+    select_consuming_fetches,
+)
 from gitboot.fetchlog.one_time_boots import (
     MAX_ADDRESSES,
     InstallationFetches,
@@ -43,10 +49,14 @@ from gitboot.fetchlog.one_time_boots import (
     find_secret,
     is_report,
 )
+from gitboot.ledger import server_tables
 from gitboot.ledger.server_tables import PendingObservation
+from gitboot.ledger.store import Store
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid, parse_uuid
+from gitboot.render.paths import find_token
 from gitboot.render.server_files import ServerState
+from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import has_other_mode
 from gitboot.resolve.plan_at_time import release_key
 from gitboot.resolve.provisioning_record import CONSUMED_GRACE, StepEvidence
@@ -69,6 +79,62 @@ class BmcEvidence(Struct, frozen=True, kw_only=True):
 
 
 # Fetches
+
+
+class Fetch(Struct, frozen=True, kw_only=True):
+    """A fetch, and the offer that was fetched."""
+
+    observation: Observation  # its digest is that of the plan whose boot script was sent
+    offer: Offer
+    was_recorded: bool  # whether it is already in the ledger, because the fetch log is read again
+
+
+def match_fetches(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
+    """Match observations to offers in the ledger. The result does not include observations without an offer.
+
+    An endpoint logs the digest of the plan that it served, and a mirror logs the file's modification time. If the file
+    was replaced in the meantime, an endpoint logs only the path. In the result, each path contains the token itself
+    instead of the token's published name.
+    """
+    fetches = []
+    for observation in observations:
+        digest, number, name = observation.digest, None, find_token(observation.path)
+        if digest is not None and digest == name:
+            digest = server_tables.find_token(store, observation.path) or digest
+        if digest is None and observation.modified is not None:
+            if (version := server_tables.find_version(store, observation.path, observation.modified)) is not None:
+                digest, number = version
+            elif name is not None:  # a token alone identifies the plan, even in a tree that another host published
+                digest = server_tables.find_token(store, observation.path)
+        offer = server_tables.find_offer(store, digest) if digest is not None else None
+        if digest is None or offer is None or not (name is None or keys.is_token_name(digest, name, observation.at)):
+            continue
+        offer = structs.replace(offer, number=number if number is not None else offer.number)
+        seen = replace(
+            observation,
+            path=observation.path.replace(name, digest) if name is not None else observation.path,
+            digest=digest,
+            modified=None,
+        )
+        fetches.append(
+            Fetch(observation=seen, offer=offer, was_recorded=server_tables.has_observation(store, seen, digest))
+        )
+    return tuple(fetches)
+
+
+def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
+    """Return the served one-time boots that this ledger never offered.
+
+    Any such boot shows that the ledger is an older copy.
+    """
+    return tuple(
+        each
+        for each in select_consuming_fetches(observations)
+        if each.offer is not None
+        and not each.is_from_system
+        and each.digest is not None
+        and server_tables.find_offer(store, each.digest) is None
+    )
 
 
 def record_fetches(update: LedgerUpdate, new_fetches: Iterable[Fetch], commit: Commit) -> None:

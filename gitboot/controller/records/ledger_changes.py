@@ -21,7 +21,7 @@ from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.maintenance_hooks import ClearanceChange
 from gitboot.controller.records import evidence, ledger_trust, provisioning
 from gitboot.controller.records.install_boots import collect_rollbacks
-from gitboot.controller.records.ledger_snapshot import Fetch, LedgerSnapshot, LedgerUpdate
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
@@ -63,7 +63,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     sightings: Mapping[BootFile, Sighting] | None = None  # results for all checked artifacts; None: unchanged
 
     # Fetches
-    fetches: tuple[Fetch, ...] = ()
+    fetches: tuple[evidence.Fetch, ...] = ()
     spool_offsets: Mapping[str, int] | None = None  # how far each file of the fetch log is read with these fetches
     unoffered_boots: tuple[Observation, ...] = ()  # served boots that this ledger never offered
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from gitboot.bmc.identity import PinnedIdentity
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.errors import UsageError
-from gitboot.fetchlog.log_entries import Observation, select_consuming_fetches
 from gitboot.fetchlog.one_time_boots import InstallationFetches
 from gitboot.fleet.identities import LostIdentity, Machine
 from gitboot.fleet.overlay import apply_changes
@@ -33,11 +31,8 @@ from gitboot.publish.durable_files import (
     is_readable_by_others,
 )
 from gitboot.publish.manifest import MANIFEST
-from gitboot.render.paths import find_token
-from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.provisioning_record import Record, SoleClaim
 from gitboot.resolve.server_decision import BootFile, Decision
-from gitboot.resolve.server_plan import Offer
 from gitboot.status.conditions import Event
 
 
@@ -335,14 +330,6 @@ class LedgerUpdate:
         )
 
 
-class Fetch(Struct, frozen=True, kw_only=True):
-    """A fetch, and the offer that was fetched."""
-
-    observation: Observation  # its digest is that of the plan whose boot script was sent
-    offer: Offer
-    was_recorded: bool  # whether it is already in the ledger, because the fetch log is read again
-
-
 def record_instance_facts(
     store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
 ) -> None:
@@ -466,51 +453,3 @@ def write_events(store: Store, events: Sequence[Event]) -> None:
     if events:
         with store.writing() as tx:
             instance_tables.write_events(tx, events)
-
-
-def match_fetches(store: Store, observations: Iterable[Observation], keys: TokenKeys) -> tuple[Fetch, ...]:
-    """Match observations to offers in the ledger. The result does not include observations without an offer.
-
-    An endpoint logs the digest of the plan that it served, and a mirror logs the file's modification time. If the file
-    was replaced in the meantime, an endpoint logs only the path. In the result, each path contains the token itself
-    instead of the token's published name.
-    """
-    fetches = []
-    for observation in observations:
-        digest, number, name = observation.digest, None, find_token(observation.path)
-        if digest is not None and digest == name:
-            digest = server_tables.find_token(store, observation.path) or digest
-        if digest is None and observation.modified is not None:
-            if (version := server_tables.find_version(store, observation.path, observation.modified)) is not None:
-                digest, number = version
-            elif name is not None:  # a token alone identifies the plan, even in a tree that another host published
-                digest = server_tables.find_token(store, observation.path)
-        offer = server_tables.find_offer(store, digest) if digest is not None else None
-        if digest is None or offer is None or not (name is None or keys.is_token_name(digest, name, observation.at)):
-            continue
-        offer = structs.replace(offer, number=number if number is not None else offer.number)
-        seen = replace(
-            observation,
-            path=observation.path.replace(name, digest) if name is not None else observation.path,
-            digest=digest,
-            modified=None,
-        )
-        fetches.append(
-            Fetch(observation=seen, offer=offer, was_recorded=server_tables.has_observation(store, seen, digest))
-        )
-    return tuple(fetches)
-
-
-def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> tuple[Observation, ...]:
-    """Return the served one-time boots that this ledger never offered.
-
-    Any such boot shows that the ledger is an older copy.
-    """
-    return tuple(
-        each
-        for each in select_consuming_fetches(observations)
-        if each.offer is not None
-        and not each.is_from_system
-        and each.digest is not None
-        and server_tables.find_offer(store, each.digest) is None
-    )

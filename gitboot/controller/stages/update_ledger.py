@@ -22,11 +22,9 @@ from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Qu
 from gitboot.controller.operator_requests import APPROVE, BEGIN
 from gitboot.controller.reconcile_inputs import Inbox, Intake, ReconcileContext
 from gitboot.controller.records import ledger_changes
-from gitboot.controller.records.evidence import BmcEvidence
+from gitboot.controller.records.evidence import BmcEvidence, find_unoffered_boots, match_fetches
 from gitboot.controller.records.ledger_snapshot import (
     LedgerSnapshot,
-    find_unoffered_boots,
-    match_fetches,
     read_ledger,
     write_updates,
 )
