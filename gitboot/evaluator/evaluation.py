@@ -483,7 +483,8 @@ class Workers(Struct, frozen=True, kw_only=True):
         """
         if self.number < 2 or len(items) < _MIN_ITEMS or threading.active_count() > 1:
             return [None] * len(items)
-        found, done = list[bytes | None]([None]) * len(items), 0
+        found: list[bytes | None] = [None] * len(items)
+        done = 0
         compute_result(items[0])  # this call fills the caches of this process, which each worker inherits
         limits = divide_limits(self.number)
         workers = [_start_worker(limits, items[number :: self.number], compute_result) for number in range(self.number)]
