@@ -165,27 +165,27 @@ class Inbox:
     def __init__(
         self,
         store: Store,
-        folder: Path | None = None,
-        mark_file: Path | None = None,
+        *,
+        clock: Callable[[], datetime] | None = None,  # None: write each record of a BMC task to the ledger
+        clearings: UnrecordedClearings | None = None,
+        spool: Path | None = None,  # the folder of the fetch log
+        former_spool: Path | None = None,  # another folder in which an earlier version may have left its claims
+        shared_fetches: RecordedFetches | None = None,  # the fetch log in a shared ledger, which replaces the folder
+        mark_file: Path | None = None,  # a mark outside STATE and OUTPUT
         stop_reader: StopReader | None = None,
         uptime: Callable[[], Uptime] = read_uptime,
-        artifacts: ArtifactWatch | None = None,
-        spool: RecordedFetches | None = None,
-        former_folder: Path | None = None,  # another folder in which an earlier version may have left its claims
-        clearings: UnrecordedClearings | None = None,
-        clock: Callable[[], datetime] | None = None,  # None: write each record of a BMC task to the ledger
-        hooks: HookClient | None = None,
+        artifacts: ArtifactWatch | None = None,  # None: artifacts are not checked
+        hooks: HookClient | None = None,  # None: the URLs of maintenances are not requested
     ) -> None:
-        self.clearings, self._clock = clearings or UnrecordedClearings(), clock
-        self._store, self._folder, self._mark_file = store, folder, mark_file
-        self._stop_reader = stop_reader or StopReader()
-        self._spool: FolderFetchLog | RecordedFetches | None = spool or (
-            FolderFetchLog(folder) if folder is not None else None
+        self._store, self._clock, self._spool, self._mark_file = store, clock, spool, mark_file
+        self.clearings = clearings or UnrecordedClearings()
+        self._fetch_log: FolderFetchLog | RecordedFetches | None = shared_fetches or (
+            FolderFetchLog(spool) if spool is not None else None
         )
-        self._claim_folders = [each for each in (folder, former_folder) if each is not None]
+        self._claim_folders = [each for each in (spool, former_spool) if each is not None]
+        self._stop_reader = stop_reader or StopReader()
         self._uptime = uptime
-        self.artifacts = artifacts  # None: artifacts are not checked
-        self.hooks = hooks  # None: the URLs of maintenances are not requested
+        self.artifacts, self.hooks = artifacts, hooks
         self._lock = RLock()
         self._results: dict[SystemUuid, TaskResult] = {}
         self._written: list[tuple[SystemUuid, OverrideRecord | PowerRecord]] = []
@@ -200,7 +200,7 @@ class Inbox:
         None if endpoints must not serve one-time boots.
         """
         with suppress(OSError):
-            return self._spool.fetch_log_id if self._spool is not None else None
+            return self._fetch_log.fetch_log_id if self._fetch_log is not None else None
         return None
 
     @property
@@ -214,11 +214,11 @@ class Inbox:
 
         If there is a claim, another host may have served boots that this instance's fetch log does not contain.
         """
-        return read_claims(self._claim_folders, self._folder) if self._folder is not None else ()
+        return read_claims(self._claim_folders, self._spool) if self._spool is not None else ()
 
     def read_reports(self, at: datetime) -> EndpointReport:
         """Return the withheld boots and the unconfigured proxies that endpoints reported in the last hour."""
-        return read_reports(self._folder, at) if self._folder is not None else EndpointReport()
+        return read_reports(self._spool, at) if self._spool is not None else EndpointReport()
 
     def record(self, uuid: SystemUuid, record: OverrideRecord | PowerRecord) -> None:
         """Store a record of a BMC task before the task continues. Raises `LedgerError`.
@@ -268,15 +268,17 @@ class Inbox:
         ``offsets`` are the positions in the fetch log up to which its entries are already in the ledger.
         """
         found = ReadResult([], dict(offsets), 0)
-        if self._spool is not None:
+        if self._fetch_log is not None:
             try:
-                found, self.fetch_log_error = self._spool.read(offsets), None
+                found, self.fetch_log_error = self._fetch_log.read(offsets), None
             except LedgerError as error:
                 self.fetch_log_error = str(error)
             except OSError as error:
-                self.fetch_log_error = f"{self._spool.name} cannot be read: {error.strerror}"
+                self.fetch_log_error = f"{self._fetch_log.name} cannot be read: {error.strerror}"
             if found.invalid_lines:
-                _logger.error("%s: ignored %d lines that are not observations", self._spool.name, found.invalid_lines)
+                _logger.error(
+                    "%s: ignored %d lines that are not observations", self._fetch_log.name, found.invalid_lines
+                )
         uptime = self._uptime()
         return Intake(
             observations=tuple(each.adjust_clock(at, uptime) for each in found.observations),
@@ -320,11 +322,11 @@ class Inbox:
 
         The number is published in the next output tree.
         """
-        if self._spool is None:
+        if self._fetch_log is None:
             return 0
         with suppress(OSError, LedgerError):
             if not self._store.is_failing:
-                self._deletion_count = self._spool.count_deletions_after(offsets)
+                self._deletion_count = self._fetch_log.count_deletions_after(offsets)
         return self._deletion_count
 
     def forget_spool(self, offsets: Mapping[str, int], times: int) -> None:
@@ -332,14 +334,14 @@ class Inbox:
 
         ``times`` is the deletion number in the tree.
         """
-        if self._spool is None:
+        if self._fetch_log is None:
             return
         try:
-            self._spool.delete_read_fetches(offsets, times)
+            self._fetch_log.delete_read_fetches(offsets, times)
         except (OSError, LedgerError) as error:
             _logger.error(
                 "%s: entries that gitboot has read could not be deleted: %s",
-                self._spool.name,
+                self._fetch_log.name,
                 error.strerror if isinstance(error, OSError) else error,
             )
 

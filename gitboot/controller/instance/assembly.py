@@ -161,18 +161,18 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
     store = dependencies.store
     inbox = Inbox(
         store,
-        settings.spool,
-        settings.find_separate_mark(),
-        StopReader(*list_stop_folders(settings.output, settings.spool)),
-        dependencies.uptime,
-        dependencies.artifacts,
-        dependencies.shared_fetches,
-        settings.state / state_directory.SPOOL,
+        clock=dependencies.clock,
         clearings=UnrecordedClearings(
             None if dependencies.dry_run else settings.state / state_directory.WITHDRAWALS,
             instance_tables.read_facts(store).identity,
         ),
-        clock=dependencies.clock,
+        spool=settings.spool,
+        former_spool=settings.state / state_directory.SPOOL,
+        shared_fetches=dependencies.shared_fetches,
+        mark_file=settings.find_separate_mark(),
+        stop_reader=StopReader(*list_stop_folders(settings.output, settings.spool)),
+        uptime=dependencies.uptime,
+        artifacts=dependencies.artifacts,
         hooks=dependencies.hooks,
     )
     bmcs = (dependencies.make_bmcs or build_bmc_pool)(settings, dependencies, inbox.record)
