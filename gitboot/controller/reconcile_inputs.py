@@ -431,10 +431,6 @@ def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Ev
         )
 
 
-def ignore(*_: object) -> None:
-    """Do nothing. Dry runs and tests use this function as a callback."""
-
-
 @dataclass(kw_only=True, slots=True)
 class Components:
     """The components of an instance, and the receivers of its events, status, stage durations and progress."""
@@ -443,19 +439,16 @@ class Components:
     inbox: Inbox
     store: Store
     target: FollowedTarget
+    windows: WindowWatch  # ends windows in ``target``
     bmcs: BmcPool
     clock: Callable[[], datetime]  # used to measure how long a reconcile takes
-    checkpoint: Checkpoint | None = None
-    tell: Callable[[Event], None] = ignore
-    report: Callable[[Status, datetime], None] = ignore
-    report_stalled: Callable[[Condition], None] = ignore
-    stage_times: StageTimes = field(default_factory=StageTimes)
-    listener: WorkListener = field(default_factory=WorkListener)
-    windows: WindowWatch = field(init=False)
+    checkpoint: Checkpoint | None
+    tell: Callable[[Event], None]
+    report: Callable[[Status, datetime], None]
+    report_stalled: Callable[[Condition], None]
+    stage_times: StageTimes
+    listener: WorkListener
     unwritten: list[Event] = field(default_factory=list)  # events that are not in the ledger because a write failed
-
-    def __post_init__(self) -> None:
-        self.windows = WindowWatch(self.target.end_windows)
 
     def collect_results(self, *, wait_all: bool = False) -> None:
         """Move the results of finished BMC tasks to the inbox. With ``wait_all``, first wait for all tasks."""

@@ -432,12 +432,9 @@ def write_machines(
 
 def read_overrides(store: Store) -> dict[SystemUuid, dict[str, OverrideRecord]]:
     """Return the override records, by machine and reason."""
-    found: dict[SystemUuid, dict[str, OverrideRecord]] = {}
     with store.reading():
-        for uuid, *rest in store.rows(f"SELECT uuid, {_OVERRIDE} FROM overrides ORDER BY uuid, reason"):  # noqa: S608
-            record = override_from_row(rest)
-            found.setdefault(SystemUuid(uuid), {})[record.reason] = record
-    return found
+        rows = store.rows(f"SELECT uuid, {_OVERRIDE} FROM overrides ORDER BY uuid, reason")  # noqa: S608 - constant
+        return _group_by_reason((uuid, override_from_row(rest)) for uuid, *rest in rows)
 
 
 def write_overrides(tx: Transaction, overrides: Iterable[tuple[SystemUuid, OverrideRecord]]) -> None:
@@ -526,11 +523,18 @@ def write_secret_fetches(tx: Transaction, fetches: Mapping[SystemUuid, Installat
 
 def read_power_records(store: Store) -> dict[SystemUuid, dict[str, PowerRecord]]:
     """Return the recorded power changes, by machine and reason."""
-    found: dict[SystemUuid, dict[str, PowerRecord]] = {}
     with store.reading():
-        for uuid, facts in store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason"):
-            record = parse(PowerRecord, facts)
-            found.setdefault(SystemUuid(uuid), {})[record.reason] = record
+        rows = store.rows("SELECT uuid, facts FROM switches ORDER BY uuid, reason")
+        return _group_by_reason((uuid, parse(PowerRecord, facts)) for uuid, facts in rows)
+
+
+R = TypeVar("R", OverrideRecord, PowerRecord)
+
+
+def _group_by_reason(records: Iterable[tuple[str, R]]) -> dict[SystemUuid, dict[str, R]]:
+    found: dict[SystemUuid, dict[str, R]] = {}
+    for uuid, record in records:
+        found.setdefault(SystemUuid(uuid), {})[record.reason] = record
     return found
 
 

@@ -177,7 +177,6 @@ def checkpoint_log(database: Database) -> None:
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
-_MARK_BYTES: Final = 64
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 
 
@@ -447,6 +446,9 @@ def read_mark(path: Path) -> tuple[str, int] | None:
         return identity, int(changes)
     except (OSError, ValueError):
         return None
+
+
+_MARK_BYTES: Final = 64
 
 
 def write_mark(path: Path, identity: str, changes: int) -> None:

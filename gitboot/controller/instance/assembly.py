@@ -22,6 +22,7 @@ from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, DamageSearch
 from gitboot.controller.commit_acceptance import NO_COMMIT_TRUST, Attempt, CommitAcceptor, CommitTrust
+from gitboot.controller.current_plans import WindowWatch
 from gitboot.controller.forge import find_project
 from gitboot.controller.instance import state_directory
 from gitboot.controller.instance.git_source import (
@@ -43,7 +44,6 @@ from gitboot.controller.reconcile_inputs import (
     Inbox,
     UnknownMachineFile,
     UnrecordedClearings,
-    ignore,
 )
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import (
@@ -91,6 +91,10 @@ from gitboot.system_clock import Uptime, read_uptime
 Fence = Callable[[], None]
 # Stores an action of a BMC task before the task carries it out.
 WriteRecord = Callable[[SystemUuid, OverrideRecord | PowerRecord], None]
+
+
+def ignore(*_: object) -> None:
+    """Do nothing. Dry runs and tests use this function as a callback."""
 
 
 class Dependencies(Struct, frozen=True, kw_only=True):
@@ -177,6 +181,7 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
     )
     bmcs = (dependencies.make_bmcs or build_bmc_pool)(settings, dependencies, inbox.record)
     initial_state = _build_start_state(settings, dependencies)
+    target = FollowedTarget(dependencies.target, dependencies.followers, settings.list_keys)
     components = Components(
         acceptor=CommitAcceptor(
             dependencies.source,
@@ -189,7 +194,8 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
         ),
         inbox=inbox,
         store=store,
-        target=FollowedTarget(dependencies.target, dependencies.followers, settings.list_keys),
+        target=target,
+        windows=WindowWatch(target.end_windows),
         bmcs=bmcs,
         checkpoint=dependencies.checkpoint,
         tell=dependencies.tell,
