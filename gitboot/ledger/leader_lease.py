@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import LeaseConnection
 
 LEASE_SECONDS: Final = 15.0
+NO_HOLDER: Final = ""  # the lease holder of a ledger that was moved
 # without a transaction that renews the lease, gitboot renews it after its duration divided by this number
 SHARE: Final = 5
 _ENDING_S: Final = 0.5  # maximum time for which `check_ending` waits for another thread's renewal

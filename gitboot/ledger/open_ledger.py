@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
+from gitboot.errors import LedgerError
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.leader_lease import LeaseState
-from gitboot.ledger.schema import Database
+from gitboot.ledger.leader_lease import NO_HOLDER, LeaseState
+from gitboot.ledger.schema import LEFT, TABLES, UNFINISHED, Database, Row
 from gitboot.ledger.sqlite import SqliteDatabase, back_up
-from gitboot.ledger.store import (
-    CopyNotes,
-    Store,
-    copy_tables,
-    count_rows,
-    get_mark_path,
-    open_database,
-    open_read_only,
-    read_address,
-)
+from gitboot.ledger.store import Store, get_mark_path, open_read_only, read_address
 
 
 def open_ledger(path: Path) -> Store:
@@ -122,19 +115,42 @@ def check_tables(store: Store) -> None:
         read(store)
 
 
+def set_ledger_aside(path: Path, label: str = "damaged") -> Path:
+    """Rename a ledger file and its companion files. Return the new path, which ends with the label and a number.
+
+    gitboot does not rename the mark file, and uses it to detect if an operator puts an older ledger in the same place.
+    """
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{label}-{number}")).exists():
+        number += 1
+    # Rename the ledger last. After a crash, gitboot then finds the damaged ledger and does not create a new one.
+    for suffix in ("-wal", "-shm", ""):
+        with suppress(FileNotFoundError):
+            Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
+    return aside
+
+
+# Copies
+
+
 def copy_ledger(path: Path, target: Path, *, in_use: bool) -> None:
     """Copy the ledger at ``path`` into the file ``target``, without changing any of the ledger's files.
 
     If the ledger is a file that is ``in_use``, SQLite makes the copy, because only SQLite can read a consistent state
     while another process writes to the file. If the file is not in use, gitboot copies it without SQLite, because
     SQLite would create files in the ledger's folder or recover the transactions of a killed process. If the ledger is
-    in PostgreSQL, gitboot reads all tables in one snapshot.
+    in PostgreSQL, gitboot reads all tables in one snapshot, which does not block other writers.
     """
-    if in_use or read_address(path) is not None:
+    is_shared = read_address(path) is not None
+    if in_use or is_shared:
         _copy_mark(path, target)  # gitboot copies the mark first, so that the copied ledger is not older than its mark
-    if read_address(path) is not None:
-        with closing(open_database(path, read_only=True)) as ours, closing(SqliteDatabase(target)) as new:
-            copy_tables(ours, new)
+    if is_shared:
+        with open_read_only(path) as ours, closing(SqliteDatabase(target)) as new:
+            ours.execute(ours.snapshot)
+            try:
+                copy_in_transaction(ours, new, {})
+            finally:
+                ours.rollback()
     elif in_use:
         back_up(path, target)
     else:
@@ -149,16 +165,118 @@ def _copy_mark(path: Path, target: Path) -> None:
         shutil.copyfile(get_mark_path(path), get_mark_path(target))
 
 
-def set_ledger_aside(path: Path, label: str = "damaged") -> Path:
-    """Rename a ledger file and its companion files. Return the new path, which ends with the label and a number.
+def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str]) -> dict[str, int]:
+    """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` sees.
 
-    gitboot does not rename the mark file, and uses it to detect if an operator puts an older ledger in the same place.
+    Return the number of rows by table. The function does not copy the notes about copies and moves in ``ours``, but
+    stores ``notes`` in ``new`` instead. It reads the rows back and compares them. If the rows differ, it raises
+    `LedgerError` and leaves ``new`` unchanged.
     """
-    number = 1
-    while (aside := path.with_name(f"{path.name}.{label}-{number}")).exists():
-        number += 1
-    # Rename the ledger last. After a crash, gitboot then finds the damaged ledger and does not create a new one.
-    for suffix in ("-wal", "-shm", ""):
-        with suppress(FileNotFoundError):
-            Path(f"{path}{suffix}").rename(f"{aside}{suffix}")
-    return aside
+    counts = {}
+    with ours.reading(), new.reading():
+        try:
+            new.begin(is_long=True)  # reading the old ledger may take a long time
+            for table in TABLES:
+                new.execute(f"DELETE FROM {table}")  # noqa: S608 - constant
+                if found := _read_rows(ours, table):
+                    marks = ", ".join("?" * len(found[0]))
+                    new.execute_many(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
+                counts[table] = len(found)
+                if _read_rows(new, table) != found:
+                    raise LedgerError(
+                        f"{new.name}: the table {table} differs from the one in {ours.name}; nothing was copied"
+                    )
+            for statement in new.after_copy_sql:
+                new.execute(statement)
+            new.replace("facts", ("name",), notes.items())
+            new.commit()
+        except BaseException:
+            new.rollback()
+            raise
+    return counts
+
+
+def count_rows(database: Database) -> dict[str, int]:
+    return {
+        table: database.execute(f"SELECT count(*) FROM {_build_from_clause(table)}")[0][0]  # noqa: S608
+        if _has_table(database, table)
+        else 0
+        for table in TABLES
+    }
+
+
+def _read_rows(database: Database, table: str) -> list[Row]:
+    """Return all rows of a table, sorted in an order that does not depend on the database."""
+    if not _has_table(database, table):
+        return []
+    return sorted(database.stream_rows(f"SELECT * FROM {_build_from_clause(table)}"), key=repr)  # noqa: S608
+
+
+def _has_table(database: Database, table: str) -> bool:
+    """Return whether a table exists. An older ledger lacks newer tables if gitboot opened it read-only."""
+    query = "SELECT count(*) FROM sqlite_master WHERE name = ?" if database.is_local else "SELECT count(to_regclass(?))"
+    return bool(database.execute(query, (table,))[0][0])
+
+
+def _build_from_clause(table: str) -> str:
+    """Return the part after FROM of an SQL query that selects a table's rows, except notes about copies and moves."""
+    return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table
+
+
+# Notes about copies and moves
+
+COPY: Final = "copy"  # the id of a copy, stored in both the old and the new ledger
+NOTES: Final = (LEFT, COPY, UNFINISHED)  # a copy of a ledger omits these facts
+
+
+class CopyNotes(NamedTuple):
+    """The identity of a ledger, and the ledger's notes about copies and moves."""
+
+    identity: str
+    changes: int
+    moved_to: str | None  # the place to which the ledger was moved
+    copy: str | None  # the id of the copy: this ledger is the copy, or was moved to the copy
+    copied_from: str | None  # the ledger from which an unfinished copy is made
+
+    @classmethod
+    def read(cls, database: Database) -> Self:
+        with database.reading():
+            found: dict[str, Any] = dict(database.execute("SELECT name, value FROM facts"))
+            left = json.loads(found[LEFT]) if LEFT in found else {}
+            return cls(
+                identity=found["identity"],
+                changes=int(found.get("changes", 0)),
+                moved_to=left["place"] if left else None,
+                copy=left["copy"] if left else found.get(COPY),
+                copied_from=found.get(UNFINISHED),
+            )
+
+
+def record_move(database: Database, place: str, copy: str) -> None:
+    """Record in the current transaction that the ledger was moved to ``place``."""
+    database.replace("facts", ("name",), [(LEFT, json.dumps({"place": place, "copy": copy}))])
+
+
+def end_lease(database: Database, place: str) -> None:
+    """End the lease of a shared ledger permanently, in the transaction that moves the ledger.
+
+    Until this transaction ends, other transactions must wait, even if they only read the lease.
+    """
+    if not database.is_local:
+        database.execute("SELECT 1 FROM lease FOR UPDATE")
+        database.execute(
+            "UPDATE lease SET epoch = epoch + 1, holder = ?, place = ?, until = 'infinity'", (NO_HOLDER, place)
+        )
+        database.lease = None
+
+
+def free_lease(database: Database) -> None:
+    """Let instances take the lease of a shared ledger again, because a ledger that was moved away is used again."""
+    if not database.is_local:
+        database.execute("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (NO_HOLDER,))
+
+
+def checkpoint_log(database: Database) -> None:
+    """Write the contents of a SQLite ledger's write-ahead log into the ledger file."""
+    if database.is_local:
+        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")

@@ -17,7 +17,7 @@ import msgspec
 
 from gitboot.errors import HeldByAnother, LeaseLost, LedgerError, UsageError
 from gitboot.http_client import RequestLimits, resolve_host
-from gitboot.ledger.leader_lease import SHARE, HeldLease, Holder, Lease, now_s
+from gitboot.ledger.leader_lease import NO_HOLDER, SHARE, HeldLease, Holder, Lease, now_s
 from gitboot.ledger.postgresql_fetch_log import FETCHES
 from gitboot.ledger.schema import (
     NUMBERED,
@@ -30,7 +30,7 @@ from gitboot.ledger.schema import (
     build_moved_error,
     build_version_error,
 )
-from gitboot.ledger.store import NO_HOLDER, PostgresAddress
+from gitboot.ledger.store import PostgresAddress
 from gitboot.text import format_error
 
 try:

@@ -32,9 +32,9 @@ from gitboot.fetchlog.spool import (
     parse_file_name,
     parse_line,
 )
-from gitboot.ledger.leader_lease import Lease, now_s
+from gitboot.ledger.leader_lease import NO_HOLDER, Lease, now_s
 from gitboot.ledger.schema import build_moved_error
-from gitboot.ledger.store import NO_HOLDER, PostgresAddress
+from gitboot.ledger.store import PostgresAddress
 from gitboot.text import format_error
 
 FETCHES: Final = "fetches"  # this text replaces a file name in the table `spool`

@@ -1,4 +1,4 @@
-"""Ledger store: locate a ledger, run transactions, copy ledgers, and write the mark of a ledger's newest state."""
+"""Ledger store: locate a ledger, run transactions, and write the mark of a ledger's newest state."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import os
 import re
 import threading
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, NamedTuple, Self
+from typing import Any, ClassVar, Final, Self
 from urllib.parse import parse_qsl, urlsplit
 
 from msgspec import Struct
 
 from gitboot.errors import LedgerError, UsageError
 from gitboot.files import is_file, write_atomically
-from gitboot.ledger.schema import LEFT, TABLES, UNFINISHED, Database, Row
+from gitboot.ledger.schema import Database, Row
 from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
 from gitboot.text import format_error
 
@@ -117,64 +117,6 @@ def read_address(path: Path) -> PostgresAddress | None:
 
 def write_address(path: Path, address: PostgresAddress) -> None:
     write_atomically(get_address_file(path), address.facts())
-
-
-COPY: Final = "copy"  # the id of a copy, stored in both the old and the new ledger
-NOTES: Final = (LEFT, COPY, UNFINISHED)  # a copy of a ledger omits these facts
-NO_HOLDER: Final = ""  # the lease holder of a ledger that was moved
-
-
-class CopyNotes(NamedTuple):
-    """The identity of a ledger, and the ledger's notes about copies and moves."""
-
-    identity: str
-    changes: int
-    moved_to: str | None  # the place to which the ledger was moved
-    copy: str | None  # the id of the copy: this ledger is the copy, or was moved to the copy
-    copied_from: str | None  # the ledger from which an unfinished copy is made
-
-    @classmethod
-    def read(cls, database: Database) -> Self:
-        with database.reading():
-            found: dict[str, Any] = dict(database.execute("SELECT name, value FROM facts"))
-            left = json.loads(found[LEFT]) if LEFT in found else {}
-            return cls(
-                identity=found["identity"],
-                changes=int(found.get("changes", 0)),
-                moved_to=left["place"] if left else None,
-                copy=left["copy"] if left else found.get(COPY),
-                copied_from=found.get(UNFINISHED),
-            )
-
-
-def record_move(database: Database, place: str, copy: str) -> None:
-    """Record in the current transaction that the ledger was moved to ``place``."""
-    database.replace("facts", ("name",), [(LEFT, json.dumps({"place": place, "copy": copy}))])
-
-
-def end_lease(database: Database, place: str) -> None:
-    """End the lease of a shared ledger permanently, in the transaction that moves the ledger.
-
-    Until this transaction ends, other transactions must wait, even if they only read the lease.
-    """
-    if not database.is_local:
-        database.execute("SELECT 1 FROM lease FOR UPDATE")
-        database.execute(
-            "UPDATE lease SET epoch = epoch + 1, holder = ?, place = ?, until = 'infinity'", (NO_HOLDER, place)
-        )
-        database.lease = None
-
-
-def free_lease(database: Database) -> None:
-    """Let instances take the lease of a shared ledger again, because a ledger that was moved away is used again."""
-    if not database.is_local:
-        database.execute("UPDATE lease SET until = clock_timestamp() WHERE holder = ?", (NO_HOLDER,))
-
-
-def checkpoint_log(database: Database) -> None:
-    """Write the contents of a SQLite ledger's write-ahead log into the ledger file."""
-    if database.is_local:
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 _PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
@@ -459,74 +401,3 @@ def write_mark(path: Path, identity: str, changes: int) -> None:
         os.fdatasync(mark)
     finally:
         os.close(mark)
-
-
-def copy_tables(ours: Database, new: Database) -> dict[str, int]:
-    """Replace all rows in ``new`` with a snapshot of ``ours``. Return the number of rows by table.
-
-    Copying does not block other writers to ``ours``, and their later writes are not copied. Afterwards, the function
-    reads the rows back and compares them. If the rows differ, it raises `LedgerError` and leaves ``new`` unchanged.
-    """
-    with ours.reading():
-        ours.execute(ours.snapshot)
-        try:
-            return copy_in_transaction(ours, new, {})
-        finally:
-            ours.rollback()
-
-
-def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str]) -> dict[str, int]:
-    """Replace all rows in ``new`` with the rows that the current transaction of ``ours`` sees.
-
-    Return the number of rows by table. The function does not copy the notes about copies and moves in ``ours``, but
-    stores ``notes`` in ``new`` instead.
-    """
-    counts = {}
-    with ours.reading(), new.reading():
-        try:
-            new.begin(is_long=True)  # reading the old ledger may take a long time
-            for table in TABLES:
-                new.execute(f"DELETE FROM {table}")  # noqa: S608 - constant
-                if found := _read_rows(ours, table):
-                    marks = ", ".join("?" * len(found[0]))
-                    new.execute_many(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
-                counts[table] = len(found)
-                if _read_rows(new, table) != found:
-                    raise LedgerError(
-                        f"{new.name}: the table {table} differs from the one in {ours.name}; nothing was copied"
-                    )
-            for statement in new.after_copy_sql:
-                new.execute(statement)
-            new.replace("facts", ("name",), notes.items())
-            new.commit()
-        except BaseException:
-            new.rollback()
-            raise
-    return counts
-
-
-def count_rows(database: Database) -> dict[str, int]:
-    return {
-        table: database.execute(f"SELECT count(*) FROM {_build_from_clause(table)}")[0][0]  # noqa: S608
-        if _has_table(database, table)
-        else 0
-        for table in TABLES
-    }
-
-
-def _read_rows(database: Database, table: str) -> list[Row]:
-    """Return all rows of a table, sorted in an order that does not depend on the database."""
-    if not _has_table(database, table):
-        return []
-    return sorted(database.stream_rows(f"SELECT * FROM {_build_from_clause(table)}"), key=repr)  # noqa: S608
-
-
-def _has_table(database: Database, table: str) -> bool:
-    """Return whether a table exists. An older ledger lacks newer tables if gitboot opened it read-only."""
-    query = "SELECT count(*) FROM sqlite_master WHERE name = ?" if database.is_local else "SELECT count(to_regclass(?))"
-    return bool(database.execute(query, (table,))[0][0])
-
-
-def _build_from_clause(table: str) -> str:
-    """Return the part after FROM of an SQL query that selects a table's rows, except notes about copies and moves."""
-    return f"facts WHERE name NOT IN {NOTES}" if table == "facts" else table

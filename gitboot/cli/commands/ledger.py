@@ -18,26 +18,29 @@ from gitboot.errors import LedgerError, UsageError
 from gitboot.files import is_directory, is_file
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
-from gitboot.ledger.open_ledger import set_ledger_aside, summarize_ledger
-from gitboot.ledger.postgresql_fetch_log import FETCHES
-from gitboot.ledger.schema import LEFT, UNFINISHED, Database, build_moved_error
-from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
-from gitboot.ledger.store import (
+from gitboot.ledger.open_ledger import (
     COPY,
     CopyNotes,
-    PostgresAddress,
-    Store,
     checkpoint_log,
     copy_in_transaction,
     count_rows,
     end_lease,
     free_lease,
+    record_move,
+    set_ledger_aside,
+    summarize_ledger,
+)
+from gitboot.ledger.postgresql_fetch_log import FETCHES
+from gitboot.ledger.schema import LEFT, UNFINISHED, Database, build_moved_error
+from gitboot.ledger.sqlite import ReadOnlySqlite, SqliteDatabase
+from gitboot.ledger.store import (
+    PostgresAddress,
+    Store,
     get_address_file,
     get_mark_path,
     open_database,
     read_address,
     read_mark,
-    record_move,
     write_address,
 )
 from gitboot.text import format_count
