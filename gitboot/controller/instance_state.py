@@ -275,7 +275,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         due_times = (
             self.plans.transitions.next_due if self.commit is not None else None,
             self.next_window_end,
-            self.schedule.next_due,
+            self.schedule.agenda.next_due,
             suspension.until if suspension is not None else None,
         )
         later_times = (

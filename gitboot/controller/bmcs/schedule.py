@@ -88,7 +88,7 @@ class Schedule(Struct, frozen=True, kw_only=True):
     stopped_maintenances: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     blocked: frozenset[SystemUuid] = frozenset()  # machines at whose BMC another override must be cleared first
     bmcs: Mapping[SystemUuid, BmcState] = field(default_factory=dict)
-    agenda: DueQueue[SystemUuid] = field(default_factory=DueQueue)
+    agenda: DueQueue[SystemUuid] = field(default_factory=DueQueue)  # when tasks are due, unless an event comes earlier
     still_running: frozenset[SystemUuid] = frozenset()  # machines whose next task waits until the last task ends
     failing: frozenset[SystemUuid] = frozenset()
     uri_rejected: frozenset[SystemUuid] = frozenset()  # machines whose BMC rejected the URI in the plan
@@ -99,11 +99,6 @@ class Schedule(Struct, frozen=True, kw_only=True):
     has_results: bool = False  # whether any task has ended
     # Values of identities that several BMCs share.
     shared_identities: SharedIdentityValues = field(default_factory=SharedIdentityValues)
-
-    @property
-    def next_due(self) -> datetime | None:
-        """The time when the next task is due, unless an event makes a task due earlier."""
-        return self.agenda.next_due
 
     def with_bmc_states(self, changed: Mapping[SystemUuid, BmcState | None]) -> Schedule:
         """Return the schedule with the states of these BMCs replaced. A state of None removes the BMC."""

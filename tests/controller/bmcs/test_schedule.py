@@ -128,7 +128,7 @@ class Site:
 
     @property
     def due_in_s(self) -> float | None:
-        due = self.bench.schedule.next_due
+        due = self.bench.schedule.agenda.next_due
         return None if due is None else (due - self.bench.now) / timedelta(seconds=1)
 
 
