@@ -94,6 +94,65 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
     ), intake
 
 
+def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
+    """Carry out operator requests, then accept, hold or reject the newest commit.
+
+    The stage `learn` carries out requests to begin with records. After a start, an approval is carried out only after
+    the newest commit has been judged again.
+    """
+    intake, attempt, forge_report = context.intake, state.attempt, state.forge_report
+    waiting_actions = {BEGIN} if attempt.is_judged else {BEGIN, APPROVE}
+    context.is_approval_left = any(each.action == APPROVE for each in intake.requests if each.action in waiting_actions)
+    # Whether the forge knew the change number that the ledger had when it was opened. This proves nothing if the ledger
+    # was unused for a long time.
+    is_known_to_forge = (
+        forge_report is not None
+        and state.change_at_start is not None
+        and forge_report.known_changes == state.change_at_start
+    )
+    context.request_changes = ledger_changes.apply_batch(
+        state.snapshot,
+        ledger_changes.Batch(
+            clock_state=state.clock_state,
+            uptime=intake.uptime,
+            is_externally_confirmed=intake.is_externally_confirmed or (is_known_to_forge and not state.was_unused),
+            has_transition=state.plans.is_due(context.at) or attempt.attempted is None,
+            unwritten_clock=state.unwritten_clock,
+            written_records=intake.written_records,
+            clearings=intake.clearings,
+            requests=tuple(each for each in intake.requests if each.action not in waiting_actions),
+            stoppage=intake.stoppage,
+            events=tuple(_report_unproven_status(state, context)),
+            held=attempt.held,
+        ),
+        context.at,
+    )
+    context.attempt, context.events = context.components.acceptor.accept(
+        attempt, context.request_changes.snapshot, context.at
+    )
+    return state
+
+
+def _report_unproven_status(state: InstanceState, context: ReconcileContext) -> Iterator[Event]:
+    """Report once that a commit status without a proof contains a later change number than the ledger.
+
+    Such a status has no effect, because anyone who may write commit statuses could have written it.
+    """
+    change_at_start = context.before.change_at_start
+    before = context.before.forge_report.claimed_changes if context.before.forge_report is not None else None
+    claimed = state.forge_report.claimed_changes if state.forge_report is not None else None
+    if claimed is not None and claimed != before and change_at_start is not None and claimed > change_at_start:
+        message = (
+            f"a commit status at the forge refers to change {claimed} of this ledger, but its newest change is "
+            f"{change_at_start}. gitboot ignores the status, because it is not signed with the ledger's key: an "
+            "earlier version of gitboot, or anyone who can write statuses, may have written it. If you restored the "
+            "ledger from a backup, run gitboot records begin"
+        )
+        yield Event(
+            at=context.at, type="CommitStatusUnverified", message=message, facts={"change": claimed}, warning=True
+        )
+
+
 def learn(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Compute the changes to the ledger, without writing them."""
     snapshot = context.request_changes.snapshot
@@ -228,45 +287,6 @@ def apply_changes(
     )
 
 
-def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
-    """Carry out operator requests, then accept, hold or reject the newest commit.
-
-    The stage `learn` carries out requests to begin with records. After a start, an approval is carried out only after
-    the newest commit has been judged again.
-    """
-    intake, attempt, forge_report = context.intake, state.attempt, state.forge_report
-    waiting_actions = {BEGIN} if attempt.is_judged else {BEGIN, APPROVE}
-    context.is_approval_left = any(each.action == APPROVE for each in intake.requests if each.action in waiting_actions)
-    # Whether the forge knew the change number that the ledger had when it was opened. This proves nothing if the ledger
-    # was unused for a long time.
-    is_known_to_forge = (
-        forge_report is not None
-        and state.change_at_start is not None
-        and forge_report.known_changes == state.change_at_start
-    )
-    context.request_changes = ledger_changes.apply_batch(
-        state.snapshot,
-        ledger_changes.Batch(
-            clock_state=state.clock_state,
-            uptime=intake.uptime,
-            is_externally_confirmed=intake.is_externally_confirmed or (is_known_to_forge and not state.was_unused),
-            has_transition=state.plans.is_due(context.at) or attempt.attempted is None,
-            unwritten_clock=state.unwritten_clock,
-            written_records=intake.written_records,
-            clearings=intake.clearings,
-            requests=tuple(each for each in intake.requests if each.action not in waiting_actions),
-            stoppage=intake.stoppage,
-            events=tuple(_report_unproven_status(state, context)),
-            held=attempt.held,
-        ),
-        context.at,
-    )
-    context.attempt, context.events = context.components.acceptor.accept(
-        attempt, context.request_changes.snapshot, context.at
-    )
-    return state
-
-
 def resume(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Restore the last accepted commit if the ledger has not been writable since the start."""
     if state.attempt.accepted is not None or not state.snapshot.is_trusted:
@@ -278,23 +298,3 @@ def resume(state: InstanceState, context: ReconcileContext) -> InstanceState:
     return structs.replace(
         state, attempt=attempt, snapshot=structs.replace(state.snapshot, recorded_commit=""), before_resume=state
     )
-
-
-def _report_unproven_status(state: InstanceState, context: ReconcileContext) -> Iterator[Event]:
-    """Report once that a commit status without a proof contains a later change number than the ledger.
-
-    Such a status has no effect, because anyone who may write commit statuses could have written it.
-    """
-    change_at_start = context.before.change_at_start
-    before = context.before.forge_report.claimed_changes if context.before.forge_report is not None else None
-    claimed = state.forge_report.claimed_changes if state.forge_report is not None else None
-    if claimed is not None and claimed != before and change_at_start is not None and claimed > change_at_start:
-        message = (
-            f"a commit status at the forge refers to change {claimed} of this ledger, but its newest change is "
-            f"{change_at_start}. gitboot ignores the status, because it is not signed with the ledger's key: an "
-            "earlier version of gitboot, or anyone who can write statuses, may have written it. If you restored the "
-            "ledger from a backup, run gitboot records begin"
-        )
-        yield Event(
-            at=context.at, type="CommitStatusUnverified", message=message, facts={"change": claimed}, warning=True
-        )
