@@ -10,6 +10,7 @@ from gitboot.artifacts.availability import Presence, is_withheld
 from gitboot.controller.current_plans import ImageFile
 from gitboot.controller.instance_state import InstanceState
 from gitboot.jsonio import format_instant
+from gitboot.status.instance_status import SignedListState
 from gitboot.text import format_count, format_names
 
 Finding = tuple[str, bool, str, str]  # type, status, reason and message of a condition
@@ -67,42 +68,15 @@ def _strip_target(error: str, name: str) -> str:
 
 def find_output_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     """Yield the conditions about the output tree, the signed list and the one-time boots."""
+    signed_list = state.signed_list
     if state.is_output_open:
         message = (
             "every user on this host can read OUTPUT and the installation tokens in it, because an earlier version of "
             "gitboot made this ledger. Name the group that may read OUTPUT, for example the group of the web server"
         )
         yield "OutputPrivate", False, "ReadableByAll", message
-    found = state.signed_list
-    if found is not None and (found.expires is not None or found.failure is not None):
-        until = f" until {format_instant(found.expires)}" if found.expires is not None else ""
-        if found.failure is not None:
-            reason, message = found.failure
-            valid = (
-                f". The current list is valid until {format_instant(found.expires)}. After that, readers such as "
-                "gitboot verify-mirror reject it"
-                if found.expires is not None
-                else ""
-            )
-            message = f"gitboot could not renew the signed list: {message.rstrip('.')}{valid}. {_NOT_CHECKED}"
-            yield "SignedListCurrent", False, reason, message
-        elif found.expires is not None and found.expires <= at:
-            message = (
-                f"the signed list expired at {format_instant(found.expires)}, so readers such as gitboot verify-mirror "
-                f"reject it. {_NOT_CHECKED}"
-            )
-            yield "SignedListCurrent", False, "Expired", message
-        elif found.root_expires is not None and found.root_expires - at <= _ROOT_WARNING:
-            ends = format_instant(found.root_expires)
-            message = (
-                f"the signed list's root metadata expires at {ends}. Until then, the signed list is valid. After that, "
-                f"readers such as gitboot verify-mirror reject the list. {_NOT_CHECKED}"
-            )
-            yield "SignedListCurrent", False, "RootExpires", message
-        elif found.signed:
-            yield "SignedListCurrent", True, "Signed", f"the signed list of boot files is valid{until}"
-        else:
-            yield "SignedListCurrent", True, "Unsigned", f"the list of boot files is valid{until}, but not signed"
+    if signed_list is not None and (signed_list.expires is not None or signed_list.failure is not None):
+        yield "SignedListCurrent", *_describe_signed_list(signed_list, at)
     commit, left = state.commit, state.snapshot.facts.left_output or frozenset()
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
     limited = [each for each in state.target_status if each.withheld]
@@ -125,6 +99,35 @@ def find_output_conditions(state: InstanceState, at: datetime) -> Iterator[Findi
         yield "OneTimeBootsServed", False, "NoEndpoint", message
     elif state.target_status:
         yield "OneTimeBootsServed", True, "Served", "an endpoint or the targets serve all one-time boots"
+
+
+def _describe_signed_list(signed_list: SignedListState, at: datetime) -> tuple[bool, str, str]:
+    expires, root_expires = signed_list.expires, signed_list.root_expires
+    until = f" until {format_instant(expires)}" if expires is not None else ""
+    if signed_list.failure is not None:
+        reason, error = signed_list.failure
+        valid = (
+            f". The current list is valid{until}. After that, readers such as gitboot verify-mirror reject it"
+            if expires is not None
+            else ""
+        )
+        message = f"gitboot could not renew the signed list: {error.rstrip('.')}{valid}. {_NOT_CHECKED}"
+        return False, reason, message
+    if expires is not None and expires <= at:
+        message = (
+            f"the signed list expired at {format_instant(expires)}, so readers such as gitboot verify-mirror reject "
+            f"it. {_NOT_CHECKED}"
+        )
+        return False, "Expired", message
+    if root_expires is not None and root_expires - at <= _ROOT_WARNING:
+        message = (
+            f"the signed list's root metadata expires at {format_instant(root_expires)}. Until then, the signed list "
+            f"is valid. After that, readers such as gitboot verify-mirror reject the list. {_NOT_CHECKED}"
+        )
+        return False, "RootExpires", message
+    if signed_list.signed:
+        return True, "Signed", f"the signed list of boot files is valid{until}"
+    return True, "Unsigned", f"the list of boot files is valid{until}, but not signed"
 
 
 def find_artifact_conditions(state: InstanceState) -> Iterator[Finding]:

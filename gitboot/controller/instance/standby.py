@@ -90,7 +90,7 @@ class Standby:
             self.address = read_address(find_ledger(settings))
         if self.address is not None:
             compute_program_digest()  # read the program now, because an upgrade may replace it on the disk
-        self.is_patient = False  # whether to keep waiting if the ledger is unreachable
+        self._is_patient = False  # whether to keep waiting if the ledger is unreachable
         # The branch to fetch: the value of --rev, or the active instance's branch.
         self._reference = settings.git.reference
         self._accepted: str | None = None  # the commit that the active instance has accepted last
@@ -146,11 +146,11 @@ class Standby:
         try:
             other = connection.find_other_holder(Holder.load(self._settings.state))
         except LedgerError as error:
-            if not self.is_patient:
+            if not self._is_patient:
                 self._end_windows()  # the service manager restarts gitboot until the ledger responds
                 raise
             return _classify_error(error), str(error)
-        self.is_patient = True
+        self._is_patient = True
         if other is not None:
             self._store_progress(connection.read_progress())
             self._reference = self._settings.git.reference or connection.read_fact("branch") or self._reference
