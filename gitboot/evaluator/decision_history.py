@@ -227,6 +227,7 @@ class _DocumentReader:
 
     def __init__(self, document: Id) -> None:
         self._document = document
+        # The document or a problem, by file; neither: the file does not contain the document.
         self._parsed: dict[BlobId, tuple[Mapping[str, Value] | None, str | None]] = {}
 
     def find(self, snapshot: Snapshot) -> tuple[_FoundDocument | None, str | None]:
@@ -234,19 +235,15 @@ class _DocumentReader:
 
         If the document is not found, return None, and the first problem that may be the cause if there is one.
         """
-        problems = []
+        first_problem: str | None = None
         for path in list_fleet_files(snapshot).documents:
-            value, problem = self._parse(snapshot, path)
+            if (blob := snapshot.blobs[path]) not in self._parsed:
+                self._parsed[blob] = self._parse_file(snapshot, path, blob)
+            value, problem = self._parsed[blob]
             if value is not None:
                 return _FoundDocument(path, value), None
-            problems += [problem] if problem is not None else []
-        return None, problems[0] if problems else None
-
-    def _parse(self, snapshot: Snapshot, path: str) -> tuple[Mapping[str, Value] | None, str | None]:
-        blob = snapshot.blobs[path]
-        if (known := self._parsed.get(blob)) is None:
-            known = self._parsed[blob] = self._parse_file(snapshot, path, blob)
-        return known
+            first_problem = first_problem or problem
+        return None, first_problem
 
     def _parse_file(self, snapshot: Snapshot, path: str, blob: BlobId) -> tuple[Mapping[str, Value] | None, str | None]:
         try:
@@ -297,4 +294,4 @@ def _find_uuid(server: str | SystemUuid, names: Mapping[SystemUuid, str]) -> Sys
 
 
 def _get_tree_id(step: HistoryStep | None) -> str:
-    return step.tree or _NO_TREE if step is not None else _NO_TREE
+    return (step.tree if step is not None else None) or _NO_TREE
