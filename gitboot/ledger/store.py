@@ -220,10 +220,10 @@ class Store:
         write and that write fails, the block fails too. Otherwise, if the database hangs, each writer would in turn
         wait for it.
         """
-        failures = self._failures
+        database, failures_before = self.database, self._failures
+        progress: tuple[str, int] | None = None  # identity and change number after this transaction, if it counts
         with self._lock:
-            changes, database = None, self.database
-            if failures != self._failures:
+            if self._failures != failures_before:
                 raise LedgerError(f"{database.name}: the ledger cannot be written (an earlier write failed)")
             try:
                 tx = Transaction(database)
@@ -232,7 +232,7 @@ class Store:
                 if tx.is_marked:
                     identity, before = _parse_progress(database.execute(_PROGRESS))
                     self._check_synced(identity, before)
-                    changes = identity, before + 1
+                    progress = identity, before + 1
                     database.replace("facts", ("name",), [("changes", str(before + 1))])
                 database.commit()
             except BaseException as error:
@@ -248,9 +248,9 @@ class Store:
                     ) from error
                 raise
             self.is_failing = False
-            if changes is not None:
-                self._synced_progress = changes
-                self.write_mark(*changes)
+            if progress is not None:
+                self._synced_progress = progress
+                self.write_mark(*progress)
 
     def read_back(self) -> None:
         """Reopen the ledger and read its durable state from the disk, bypassing the kernel's page cache.
