@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 from xml.parsers.expat import ExpatError, ParserCreate
 
 import yaml
@@ -272,6 +272,11 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
             raise make_user_data_fault(
                 f"autoinstall.{key} in the rendered user data has no {missing[0]}", "add the missing key"
             )
+        if is_alone and (requirement := _find_autoinstall_requirement(key, value)) is not None:
+            field, must = requirement
+            raise make_user_data_fault(
+                f"autoinstall.{field} in the rendered user data must {must}", "correct the template"
+            )
         if key in _CHOICES and value not in _CHOICES[key]:
             raise make_user_data_fault(
                 f"autoinstall.{key} in the rendered user data must be {' or '.join(_CHOICES[key])}, found "
@@ -286,6 +291,20 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
                     "list of strings",
                     "quote the command if it contains a colon and a space",
                 )
+
+
+def _find_autoinstall_requirement(key: str, value: Any) -> tuple[str, str] | None:
+    """Return the field with a wrong value and what the value must be, or None if the value of the key is correct."""
+    match key:
+        case "kernel" if len({"flavor", "package"} & value.keys()) != 1:
+            return key, "have either the key flavor or the key package"
+        case "kernel-crash-dumps" if not isinstance(value["enabled"], bool | None):
+            return f"{key}.enabled", "be true, false or null"
+        case "oem" if value["install"] not in (True, False, "auto"):
+            return f"{key}.install", "be true, false or auto"
+        case "snaps" if not all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in value):
+            return key, "be a list of mappings with the key name"
+    return None
 
 
 def _check_autoinstall_value(key: str, value: object, types: tuple[type, ...]) -> None:

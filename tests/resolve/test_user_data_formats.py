@@ -87,6 +87,18 @@ def fault(format: str, text: str) -> str | None:
             "autoinstall.drivers.install in the rendered user data must be true or",
         ),
         (f"{HEAD}  packages: [a, 1]\n", "autoinstall.packages in the rendered user data contains"),
+        (f"{HEAD}  oem: {{install: auto}}\n", None),
+        (
+            f"{HEAD}  oem: {{install: always}}\n",
+            "autoinstall.oem.install in the rendered user data must be true, false",
+        ),
+        (f"{HEAD}  kernel-crash-dumps: {{enabled: 'on'}}\n", "autoinstall.kernel-crash-dumps.enabled in the rendered"),
+        (f"{HEAD}  kernel: {{package: a}}\n  snaps: [{{name: b, classic: true}}]\n", None),
+        (
+            f"{HEAD}  kernel: {{package: a, flavor: b}}\n",
+            "autoinstall.kernel in the rendered user data must have either",
+        ),
+        (f"{HEAD}  snaps: [etcd]\n", "autoinstall.snaps in the rendered user data must be a list of mappings with"),
         (f"{HEAD}  oem: {{}}\n", "autoinstall.oem in the rendered user data has no install"),
         (
             f"{HEAD}  kernel-crash-dumps: {{}}\n",
