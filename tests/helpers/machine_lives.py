@@ -354,7 +354,9 @@ class Life(WithoutFiles):
     def reconcile(self) -> bool:
         """Reconcile; return whether the process survived."""
         if self.instance is None:
+            death, self.crash_plan.dies_in = self.crash_plan.dies_in, None  # the process dies in a reconcile
             self.start()
+            self.crash_plan.dies_in = death
         instance, ended = self.instance, False
         assert instance is not None
         with suppress(Crash):
