@@ -198,6 +198,17 @@ def test_a_board_with_an_identity_of_another_site_is_not_new(two_sites: TwoSites
     assert "if the server has a new motherboard" in two_sites.instances["fra1"].told("ServerUnknown")[0].message
 
 
+def test_a_new_motherboard_that_comes_back_from_another_site_is_unverified(two_sites: TwoSites) -> None:
+    """The other site may have installed it."""
+    two_sites.push(*make_servers(web01="ams2", web02="fra1"))
+    two_sites.instances["ams2"].install("web01")
+    for site in ("fra1", "ams2"):
+        spec = server("web01", f"site: {site}", "provision: 2").replace(make_uuid("web01"), make_uuid("board"))
+        board = spec.replace("provision: 2", f"provision: 2, replaces: {make_uuid('web01')}")
+        two_sites.push(board, *make_servers(web02="fra1"))
+        assert two_sites.planned(site)["web01"] == UNKNOWN, site
+
+
 def test_for_any_moves_each_provision_number_is_installed_once(two_sites: TwoSites, lives: int) -> None:
     """Each site polls at its own times; an unverified server stays so, because no operator sets its record."""
     draw = random.Random(2411)

@@ -183,7 +183,7 @@ def _apply_attempt(update: LedgerUpdate, attempt: Attempt, *, is_newest_accepted
     if steps.lost is not None:
         update.lost_identities = steps.lost
     provisioning.adopt_lowered_servers(update, accepted.decisions, steps.lowered)
-    provisioning.drop_moved_machines(update, steps.moves)
+    provisioning.drop_moved_machines(update, steps.moves, accepted.machines)
     update.next_decision_number()
 
 

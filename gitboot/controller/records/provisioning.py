@@ -126,13 +126,16 @@ def record_new_servers(
     update.recorded_commit = commit.revision
 
 
-def drop_moved_machines(update: LedgerUpdate, moves: Moves) -> None:
+def drop_moved_machines(update: LedgerUpdate, moves: Moves, machines: Mapping[SystemUuid, Machine]) -> None:
     """Drop the records of machines that moved to another site, from another site, or between other sites.
 
-    These machines do not count as new.
+    These machines do not count as new. If a machine in ``machines`` moved from another site, also drop the records of
+    its earlier boards, because the other site may have installed the machine since.
     """
     update.departed = {each.uuid: each for each in moves.departed if each.uuid not in update.before.accepted_machines}
-    update.dropped = frozenset(uuid for uuid in moves.machines if update.record(uuid) is not None)
+    arrived = (machines[uuid].replaces for uuid in moves.arrived if uuid in machines)
+    moved = {*moves.machines, *(board for replaced in arrived for board in _list_boards(update, replaced))}
+    update.dropped = frozenset(uuid for uuid in moved if update.record(uuid) is not None)
     for uuid in update.dropped:
         update.new_records.pop(uuid, None)
 
@@ -208,19 +211,26 @@ def _find_served_before(update: LedgerUpdate, replaced: SystemUuid | None) -> in
 
     ``replaced`` is the machine's UUID with the last of these boards. A boot without a fetch leaves only an override.
     """
-    found, seen = list[int | None](), set[SystemUuid]()
-    while replaced is not None and replaced not in seen:
-        seen.add(replaced)
+    found = list[int | None]()
+    for board in _list_boards(update, replaced):
         keys = [
             each.reason
-            for each in update.overrides.list_records(replaced)
+            for each in update.overrides.list_records(board)
             if not each.state.is_unused and not each.override.gets_loader_from_dhcp
         ]
-        record = update.record(replaced) or Record()
+        record = update.record(board) or Record()
         found += [record.provision, highest_served_provision(record, keys)]
+    return max((each for each in found if each is not None), default=None)
+
+
+def _list_boards(update: LedgerUpdate, replaced: SystemUuid | None) -> list[SystemUuid]:
+    """Return the UUIDs that a machine had with its earlier boards, beginning with ``replaced``, the last of them."""
+    found = list[SystemUuid]()
+    while replaced is not None and replaced not in found:
+        found.append(replaced)
         machine = update.departed.get(replaced) or update.before.machines.get(replaced)
         replaced = machine.replaces if machine is not None else None
-    return max((each for each in found if each is not None), default=None)
+    return found
 
 
 def adopt_lowered_servers(update: LedgerUpdate, decisions: Decisions, lowered: Mapping[SystemUuid, str]) -> None:
