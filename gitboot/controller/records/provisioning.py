@@ -275,10 +275,11 @@ def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Deci
         )
         if decision.policy is not None and decision.policy.network_boot is NetworkBoot.ALWAYS:
             return  # the policy ignores the record
+        used = max(number, highest_served_provision(record) or 0)
         update.add_event(
             "InstallWithdrawn",
             f"{decision.server}: was never installed, and a commit lowered `provision` to {decision.provision}, so "
-            f"gitboot does not install the server. To install it, raise `provision` above {number}",
+            f"gitboot does not install the server. To install it, raise `provision` above {used}",
             warning=True,
             server=decision.server,
         )

@@ -356,6 +356,9 @@ def test_a_commit_that_lowers_the_number_installs_no_other_image(
     for _ in range(3):
         assert web01.install(often="OnImageChange", provision=lowered).phase is Phase.DISK
         web01.wait(hours=3)
+    assert [each.message.rpartition(" raise ")[2] for each in web01.events if each.type == "InstallWithdrawn"] == [
+        "`provision` above 3"
+    ]
     assert summarize_plan(web01.install(often="OnImageChange", provision=4)) == INSTALL_PENDING
 
 
