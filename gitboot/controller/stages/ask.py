@@ -8,6 +8,7 @@ from gitboot.bmc.override_session import TaskOutcome
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.controller.bmcs.power_waves import update_power_waves
 from gitboot.controller.bmcs.schedule import (
+    LONGEST_RETRY,
     Schedule,
     plan_tasks,
     record_submission,
@@ -49,6 +50,9 @@ def ask(state: InstanceState, context: ReconcileContext) -> InstanceState:
     )
     components.bmcs.drop_pending_tasks(machines - schedule.tasks.keys())
     schedule = reschedule_now(schedule, _find_changed_credentials(schedule, components.bmcs), at)
+    if (planned_at := context.before.plans.planned_at) is not None and at < planned_at:  # the clock was set back
+        late = [uuid for uuid, each in schedule.bmcs.items() if each.due > at + LONGEST_RETRY]
+        schedule = reschedule_now(schedule, late, at)
     schedule = update_power_waves(schedule, snapshot, at, state.longest_step)
     if components.inbox.hooks is not None:
         components.inbox.hooks.set_questions(list_questions(state.plans, schedule, at) if state.may_act else ())

@@ -335,6 +335,16 @@ def test_the_end_of_a_window_clears_its_override(site: Site) -> None:
     assert site.patches == 2
 
 
+def test_a_failed_clearing_is_retried_soon_after_the_clock_was_set_back(site: Site) -> None:
+    site.apply("Never", maintenance("repair", "20T11:00 20T13:00"))
+    site.bmc.fault(Drop(applied=False))
+    site.bench.now += timedelta(days=1)
+    site.bench.reconcile()
+    assert (site.shown, site.due_in_s) == ("Continuous Pxe", 5)
+    site.reconcile_after(60)  # the clock is right again
+    assert (site.shown, site.states) == ("Disabled Pxe", {"maintenance/repair/1": OverrideState.CLEARED})
+
+
 # Consumed overrides
 
 
