@@ -51,7 +51,7 @@ class Reconciler:
     """
 
     def __init__(self, initial_state: InstanceState, components: Components) -> None:
-        self.state = initial_state
+        self.state = structs.replace(initial_state, unwritten_clock=components.inbox.clearings.latest_clock)
         self._components = components
 
     @property
@@ -114,9 +114,12 @@ class Reconciler:
             components.store.probe()
             with components.inbox.hold():
                 state = _run_stages(_TO_LEDGER, before, context, stopwatch)
+            components.inbox.clearings.note_clock(None)
         except LedgerError as error:
             components.store.is_suspect |= was_suspect  # the next reconcile must read the ledger back again
             latest = max(at, before.unwritten_clock or at)
+            if before.unwritten_clock is None or before.plans.is_due(at):
+                components.inbox.clearings.note_clock(latest)
             state = resume(structs.replace(before, ledger_error=str(error), unwritten_clock=latest), context)
             stopwatch(Stage.WRITE_LEDGER)
         snapshot = structs.replace(

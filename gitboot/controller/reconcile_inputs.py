@@ -44,7 +44,7 @@ from gitboot.fetchlog.unknown_machines import (
     render_unknown_machines,
 )
 from gitboot.fleet.overlay import apply_changes
-from gitboot.jsonio import encode_canonical
+from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
@@ -79,11 +79,11 @@ class Intake(Struct, frozen=True, kw_only=True):
 
 
 class UnrecordedClearings:
-    """The newest records of cleared overrides that are not in the ledger yet. Thread-safe.
+    """The newest records of cleared overrides, and the latest time of the clock, that are not in the ledger yet.
 
-    The records are stored in a file for the next start. If the file cannot be written, they are only in memory, and
-    after a restart gitboot cannot determine whether the overrides were cleared. See
-    `OverrideRecord.may_be_cleared_unrecorded`.
+    The records and the time are stored in a file for the next start. If the file cannot be written, they are only in
+    memory, and after a restart gitboot cannot determine whether the overrides were cleared (see
+    `OverrideRecord.may_be_cleared_unrecorded`) or whether the clock was set back. Thread-safe.
     """
 
     def __init__(self, path: Path | None = None, ledger: str = "") -> None:
@@ -92,6 +92,8 @@ class UnrecordedClearings:
         ``ledger`` is the identity of the ledger.
         """
         self._path, self._ledger, self._lock = path, ledger, Lock()
+        # the latest time of the clock at a transition while the ledger could not be written; None: the ledger has it
+        self.latest_clock: datetime | None = None
         self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
 
     def __iter__(self) -> Iterator[UnrecordedClearing]:
@@ -114,6 +116,13 @@ class UnrecordedClearings:
             if clearings:
                 self._write()
 
+    def note_clock(self, latest: datetime | None) -> None:
+        """Store the latest time of the clock, or delete it if it is None because the ledger was written."""
+        with self._lock:
+            if latest != self.latest_clock:
+                self.latest_clock = latest
+                self._write()
+
     def apply_to(
         self, overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> Mapping[SystemUuid, Mapping[str, OverrideRecord]]:
@@ -129,16 +138,20 @@ class UnrecordedClearings:
         if self._path is None:
             return
         try:
-            if not self._notes:
+            if not self._notes and self.latest_clock is None:
                 self._path.unlink(missing_ok=True)
                 return
             found = [
                 {"uuid": uuid, "record": server_tables.override_to_row(record)}
                 for uuid, record, _ in self._notes.values()
             ]
-            files.write_atomically(self._path, encode_canonical({"ledger": self._ledger, "withdrawals": found}) + b"\n")
+            clock = {"clock": format_instant(self.latest_clock)} if self.latest_clock is not None else {}
+            facts = {"ledger": self._ledger, "withdrawals": found, **clock}
+            files.write_atomically(self._path, encode_canonical(facts) + b"\n")
         except OSError as error:
-            _logger.error("%s: cleared overrides are recorded in memory only (%s)", self._path, error.strerror)
+            _logger.error(
+                "%s: cleared overrides and the clock are recorded in memory only (%s)", self._path, error.strerror
+            )
 
     def _read(self) -> list[UnrecordedClearing]:
         if self._path is None or not self._path.exists():
@@ -153,7 +166,10 @@ class UnrecordedClearings:
                 )
                 for each in found["withdrawals"]
             ]
-            return notes if found["ledger"] == self._ledger else []
+            if found["ledger"] != self._ledger:
+                return []
+            self.latest_clock = datetime.fromisoformat(found["clock"]) if "clock" in found else None
+            return notes
         except (OSError, ValueError, TypeError, KeyError) as error:
             _logger.error("%s: the records of cleared overrides cannot be read (%s)", self._path, error)
             return []

@@ -57,9 +57,9 @@ from gitboot.status.conditions import find_remedy
 PRIVATE_FOLDER: Final = "ops/.gitboot"
 LOCK: Final = f"{PRIVATE_FOLDER}/lock"
 PENDING: Final = f"{PRIVATE_FOLDER}/pending.json"
-# Files whose disk space and inodes gitboot uses to end windows on a full disk, with their sizes in bytes. The first
-# are small, because another program may take the space that gitboot frees. The last file has space for the user data of
-# a server, which may have 1 MiB.
+# The files whose disk space and inodes gitboot uses to end windows on a full disk, with their sizes in bytes. The first
+# files are small, because another program may take the space that gitboot frees. The last file has space for the user
+# data of a server, which may have 1 MiB.
 RESERVES: Final = {
     **{f"{PRIVATE_FOLDER}/reserve-{number}": 32 * 1024 for number in range(1, 9)},
     f"{PRIVATE_FOLDER}/reserve-9": 1280 * 1024,
