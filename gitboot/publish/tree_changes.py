@@ -764,8 +764,11 @@ def _replace_files_together(disk: Disk, contents: _Contents, modified_at: dateti
             # If a boot script cannot be replaced, this script still needs the user data of the window.
             for path, content in sorted(files.items(), key=lambda item: find_non_script_kind(item[0]) is not None):
                 if content is None:
-                    changed_servers.add(name)  # `remove` may fail after it has removed the file
-                    disk.remove(path)
+                    try:
+                        disk.remove(path)
+                    finally:
+                        if disk.size(path) is None:  # `remove` may fail after it has removed the file
+                            changed_servers.add(name)
                 else:
                     disk.place(path)
                     changed_servers.add(name)

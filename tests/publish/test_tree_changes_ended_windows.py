@@ -519,6 +519,25 @@ def test_a_file_that_cannot_be_replaced_keeps_no_other_boot_script_of_the_server
     assert find_window_scripts(here) == []
 
 
+def test_a_file_that_can_never_be_removed_is_no_change_of_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reported change causes another reconcile, and another try."""
+    here, data = Site(tmp_path / "out"), IGNITION.build_path(UUID)
+    documents, templates = make_live_fleet("")
+    documents[3] = profile("web", "live-1")
+    here.publish(plan_fleet(*documents, REPAIR, now=AFTER, templates=templates), at=AFTER)
+    assert (here.root / data).exists()
+    ends = WindowEnds()
+    with make_path_fail(monkeypatch, "remove", data):
+        for servers in (("web01",), (), ()):
+            with pytest.raises(WindowEndError, match=data) as caught:
+                end_windows(here.root, ends, OVER)
+            assert caught.value.servers == servers
+    assert end_windows(here.root, ends, OVER) == (("web01",), None)
+    assert not (here.root / data).exists()
+
+
 def make_live_fleet(policy_text: str) -> tuple[list[str], dict[str, str]]:
     """Return a fleet whose policy and whose window boot an image with user data, and the templates of the user data."""
     templates = {"web": policy_text, "repair": '{"ignition": {"version": "3.4.0"}, "passwd": {}}'}
