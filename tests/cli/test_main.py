@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import click
 import pytest
@@ -560,6 +561,20 @@ def test_a_file_that_cannot_be_read_ends_in_one_message(tmp_path: Path, command_
         (tmp_path / "closed").chmod(0o755)
     assert done.code == Exit.USAGE
     assert re.search("not readable|cannot be (read|created|written)|is a file", done.err), done
+
+
+def test_an_import_of_a_directory_with_a_subdirectory_that_cannot_be_read_names_it() -> None:
+    with TemporaryDirectory() as folder:
+        for each in (closed := Path(folder, "source", "groups"), out := Path(folder, "out")):
+            each.mkdir(parents=True)
+        (closed / "web01.json").write_text(
+            '{"id": "web01", "profile": "web", "selector": {"mac": "52:54:00:00:00:01"}}'
+        )
+        for each, mode in ((Path(folder), 0o755), (closed.parent, 0o755), (out, 0o777), (closed, 0)):
+            each.chmod(mode)
+        with drop_root():
+            done = gitboot("import", "matchbox", closed.parent, "--out", out)
+    assert (done.code, done.err) == (Exit.USAGE, f"gitboot: {closed} cannot be read: Permission denied\n")
 
 
 # plan

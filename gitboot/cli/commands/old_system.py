@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 from urllib.parse import urlsplit
 
 import click
@@ -26,7 +27,7 @@ from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import FiniteRange, OutputOption, current_second, fleet_argument, output_option, write_outputs
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import HostUnreachable, UsageError
-from gitboot.files import convert_os_errors, read_output_file, remove_output_file, write_output_file
+from gitboot.files import convert_os_errors, is_file, read_output_file, remove_output_file, write_output_file
 from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, format_host
 from gitboot.importers.boot_comparison import (
     HTTP_BOOT_PATHS,
@@ -504,7 +505,7 @@ _MAX_FILES: Final = 50_000  # files
 
 
 def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
-    paths = [source] if source.is_file() else sorted(path for path in source.rglob("*") if path.is_file())
+    paths = [source] if source.is_file() else sorted(_list_files(source))
     if len(paths) > _MAX_FILES:
         raise UsageError(f"{source} contains {len(paths):,} files: pass only the directory that describes machines")
     for path in paths:
@@ -517,6 +518,16 @@ def _read_texts(source: Path) -> Iterator[tuple[str, str]]:
             if (is_data or size <= _MAX_BYTES) and b"\0" not in (content := path.read_bytes()):
                 name = path.name if path == source else path.relative_to(source.parent).as_posix()
                 yield name, content.decode(errors="replace")
+
+
+def _list_files(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and below. Raises `UsageError` if a folder cannot be read."""
+
+    def fail(error: OSError) -> NoReturn:
+        raise UsageError(f"{error.filename} cannot be read: {error.strerror}")
+
+    for parent, _, names in os.walk(folder, onerror=fail):
+        yield from filter(is_file, (Path(parent, name) for name in names))
 
 
 def _read_text(path: Path) -> str:
