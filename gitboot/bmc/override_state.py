@@ -57,12 +57,6 @@ class MediaSlot(Struct, frozen=True, kw_only=True):
     def accepts_discs(self) -> bool:
         return not self.types or bool(self.types & _DISC_TYPES)
 
-    @property
-    def accepts_data(self) -> bool:
-        """Return whether the slot accepts a data image, which the system reads but does not boot from."""
-        # The system finds user data on a USB stick by the volume label.
-        return self.accepts_discs or "USBStick" in self.types
-
 
 class MediumState(StrEnum):
     """The state of a recorded medium."""
@@ -108,7 +102,9 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
             return None
         found[disc] = disc_slot
     if data is not None and data not in found:
-        data_slots = [slot for slot in free if slot.accepts_data and slot is not found[disc]]
+        # the system finds user data also on a USB stick, by the volume label
+        suitable = (slot for slot in free if slot.accepts_discs or "USBStick" in slot.types)
+        data_slots = [slot for slot in suitable if slot is not found[disc]]
         if not data_slots:
             return None
         found[data] = min(data_slots, key=lambda each: not each.accepts_discs)

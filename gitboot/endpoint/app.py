@@ -42,7 +42,7 @@ from gitboot.endpoint.boot_gate import (
     escape_comment,
     is_redirected,
 )
-from gitboot.endpoint.boot_responses import AliasResponses, BootResponse, BootResponses, RequestKind
+from gitboot.endpoint.boot_responses import AliasResponses, BootResponse, BootResponses, BootScript, RequestKind
 from gitboot.endpoint.connections import (
     CLIENT_GONE,
     CLIENT_RECEIVED,
@@ -238,18 +238,10 @@ class Endpoint:
             return self._count_reply(RequestKind.NOTHING, UNAVAILABLE)
         at = self._clock()
         if (answer := await self._find_response(scope, at)) is not None:
-            if (
-                answer.boot_script is not None
-                and (stop_order := self._tree.stop_orders.current)
-                and stop_order.stoppage.everything
-            ):
+            stop_order = self._tree.stop_orders.current
+            if answer.boot_script is not None and stop_order is not None and stop_order.stoppage.everything:
                 reason = str(stop_order.stoppage) if self._is_operator(scope) else f"{StopScope.ALL} are stopped"
-                path, machine, local_disk = answer.boot_script
-                script = render_disk_boot(path, machine, escape_comment(reason), local_disk)
-                reply = (
-                    build_file_reply(script.encode(), ContentType.TEXT, UNCACHED) if script is not None else NOT_FOUND
-                )
-                return self._count_reply(answer.request_kind, reply)
+                return self._count_reply(answer.request_kind, _build_disk_boot_reply(answer.boot_script, reason))
             if answer.guarded_path is not None:
                 return await self._serve_guarded_path(answer, answer.guarded_path, scope, at)
             return self._build_reply(answer, scope["headers"])
@@ -522,6 +514,12 @@ def _parse_client_request(scope: Scope, client: str | None, at: datetime) -> Cli
         at=at,
         is_head=scope["method"] == "HEAD",
     )
+
+
+def _build_disk_boot_reply(boot_script: BootScript, reason: str) -> Reply:
+    """Return a script that boots the machine's disk instead, or a 404 response if there is no such script."""
+    script = render_disk_boot(boot_script.path, boot_script.machine, escape_comment(reason), boot_script.local_disk)
+    return build_file_reply(script.encode(), ContentType.TEXT, UNCACHED) if script is not None else NOT_FOUND
 
 
 _TEMPORARY_REASONS: Final = (DenialReason.NOT_RECORDED, DenialReason.ANOTHER_SPOOL, DenialReason.NO_KEY)
