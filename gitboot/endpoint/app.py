@@ -145,7 +145,7 @@ class Endpoint:
         assets: Path | None = None,
         keys: AgeKeys | None = None,
     ) -> None:
-        self._tree, self._clock, self._recorder, self._assets = tree, clock, recorder, assets
+        self.tree, self._clock, self.recorder, self._assets = tree, clock, recorder, assets
         clients = clients if clients is not None else ClientRules()
         self._responses = BootResponses(tree)
         self._alias_responses = AliasResponses(tree, self._responses)
@@ -162,14 +162,14 @@ class Endpoint:
         )
         self._bodies = RequestBodies()
         self.limits = ConnectionLimits(clients.max_idle, self._is_trusted, self._find_client)
-        self._certificate, self._machines_certificate = clients.certificate, clients.machines_certificate
+        self.certificate, self.machines_certificate = clients.certificate, clients.machines_certificate
         self.requests: Counter[tuple[RequestKind, int]] = Counter()  # the number of requests for each kind and status
         # the number of rejected requests for operators' pages, for each reason
         self.operator_denials: Counter[OperatorDenial] = Counter()
         # the number of failed handshakes with machines, for each reason
         self.failed_handshakes: Counter[HandshakeFailure] = Counter()
         self._webhooks = clients.webhooks
-        self._unknown = UnknownMachineHandler(tree, clients.unknown_recorder)
+        self.unknown_machines = UnknownMachineHandler(tree, clients.unknown_recorder)
         # the files that are too large for the cache
         content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)
         routes = [
@@ -190,7 +190,7 @@ class Endpoint:
 
     def find_cached_reply(self, path: str, headers: Iterable[Header]) -> Reply | None:
         """Return the cached response for a path if it is still valid and does not depend on the client, or None."""
-        if not self._tree.can_serve or self._tree.stops_all:
+        if not self.tree.can_serve or self.tree.stops_all:
             return None
         answer = self._responses.find_cached(path, self._clock())
         if answer is None or answer.guarded_path is not None or path.removeprefix("/") in FOR_UNKNOWN:
@@ -234,11 +234,11 @@ class Endpoint:
             return self._count_reply(RequestKind.NOTHING, NOT_FOUND)
         if self._assets is not None and (path.startswith(_ASSETS) or path == _PXELINUX_CORE):
             return partial(self.serve_page, RequestKind.ARTIFACT)
-        if not self._tree.is_ready:
+        if not self.tree.is_ready:
             return self._count_reply(RequestKind.NOTHING, UNAVAILABLE)
         at = self._clock()
         if (answer := await self._find_response(scope, at)) is not None:
-            stop_order = self._tree.stop_orders.current
+            stop_order = self.tree.stop_orders.current
             if answer.boot_script is not None and stop_order is not None and stop_order.stoppage.everything:
                 reason = str(stop_order.stoppage) if self._is_operator(scope) else f"{StopScope.ALL} are stopped"
                 return self._count_reply(answer.request_kind, _build_disk_boot_reply(answer.boot_script, reason))
@@ -247,7 +247,7 @@ class Endpoint:
             return self._build_reply(answer, scope["headers"])
         if path.startswith(_IMMUTABLE):
             return partial(self.serve_page, RequestKind.ARTIFACT)
-        self._unknown.record_request(path, _parse_client_request(scope, self._find_client(scope), at))
+        self.unknown_machines.record_request(path, _parse_client_request(scope, self._find_client(scope), at))
         return self._count_reply(RequestKind.NOTHING, NOT_FOUND)
 
     async def _handle_post(self, scope: Scope, receive: Receive) -> Reply | None:
@@ -259,12 +259,12 @@ class Endpoint:
         if self.operator_access.is_operators_socket(server):  # machines use another socket
             return self._count_reply(RequestKind.NOTHING, METHOD_NOT_ALLOWED)
         # without a tree, gitboot does not have the list of expected reports, so installers have to try again
-        if not self._tree.is_ready:
+        if not self.tree.is_ready:
             is_expected = path == INVENTORY_PATH or find_non_script_kind(f"boot{path}") in REPORTS
             return self._count_reply(RequestKind.NOTHING, UNAVAILABLE if is_expected else METHOD_NOT_ALLOWED)
         request = _parse_client_request(scope, self._find_client(scope), self._clock())
         if path == INVENTORY_PATH and INVENTORY in self._alias_responses.read_outputs():
-            return self._count_reply(RequestKind.INVENTORY, await self._unknown.record_inventory(read, request))
+            return self._count_reply(RequestKind.INVENTORY, await self.unknown_machines.record_inventory(read, request))
         answer = await self._find_response(scope, request.at)
         kind = (
             find_non_script_kind(answer.guarded_path.path)
@@ -399,15 +399,8 @@ class Endpoint:
     async def _render_metrics_page(self, request: Request) -> Response:
         from gitboot.endpoint.metrics import Exposition
 
-        unready_reason = await self._find_unready_reason()
-        page, content_type = Exposition(
-            *(self.requests, self.operator_denials, self.denials.counts, self._tree, self._recorder, unready_reason),
-            limits=self.limits,
-            certificate=self._certificate,
-            machines_certificate=self._machines_certificate,
-            failed_handshakes=self.failed_handshakes,
-            unknown_requests=self._unknown.recorder.requests,
-        ).render(request.headers.get("accept", ""))
+        exposition = Exposition(self, await self._find_unready_reason())
+        page, content_type = exposition.render(request.headers.get("accept", ""))
         return Response(page, headers={"content-type": content_type, "cache-control": "no-store", "vary": "accept"})
 
     async def _serve_readyz(self, request: Request) -> Response:
@@ -419,16 +412,16 @@ class Endpoint:
         lines = ["ready" if unready_reason is None else "not ready"]
         if self._is_operator(request.scope):
             lines = [unready_reason or "ready"]
-            lines += [str(stop_order.stoppage)] if (stop_order := self._tree.stop_orders.current) is not None else []
-            status = self._tree.read_status()
+            lines += [str(stop_order.stoppage)] if (stop_order := self.tree.stop_orders.current) is not None else []
+            status = self.tree.read_status()
             lines += [each["message"] for each in status["conditions"] if each["type"] == STATUS_CURRENT]
             lines += [each["message"]] if (each := status.get("progress")) is not None else []
         return _build_text_response(200 if unready_reason is None else 503, "".join(f"{line}\n" for line in lines))
 
     async def _find_unready_reason(self) -> str | None:
-        if self._recorder is not None:
-            await self._recorder.wait_for_check()
-        return find_unready_reason(self._tree, self._recorder)
+        if self.recorder is not None:
+            await self.recorder.wait_for_check()
+        return find_unready_reason(self.tree, self.recorder)
 
 
 async def _has_client_left(scope: Scope) -> bool:

@@ -8,8 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from itertools import accumulate
 from math import inf
-from types import MappingProxyType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Struct
 from prometheus_client.core import Metric
@@ -19,12 +18,13 @@ from prometheus_client.registry import Collector
 from gitboot import __version__
 from gitboot.endpoint.access_control import OperatorDenial
 from gitboot.endpoint.boot_responses import RequestKind
-from gitboot.endpoint.connections import ConnectionLimits
-from gitboot.endpoint.recorder import Recorder
-from gitboot.endpoint.served_files import PublishedTree, read_unknown_machines
-from gitboot.endpoint.tls import Certificate, HandshakeFailure
+from gitboot.endpoint.served_files import read_unknown_machines
+from gitboot.endpoint.tls import HandshakeFailure
 from gitboot.fetchlog.log_entries import DenialReason
 from gitboot.status.conditions import BMC, CONDITIONS
+
+if TYPE_CHECKING:
+    from gitboot.endpoint.app import Endpoint
 
 
 class MetricKind(StrEnum):
@@ -239,25 +239,8 @@ _OPENMETRICS: Final = "application/openmetrics-text"
 class Exposition(Collector):
     """Collects all metrics for one request for the metrics page."""
 
-    def __init__(
-        self,
-        requests: Mapping[tuple[RequestKind, int], int],
-        operator_denials: Mapping[OperatorDenial, int],
-        denials: Mapping[DenialReason, int],
-        tree: PublishedTree,
-        recorder: Recorder | None,
-        unready_reason: str | None,
-        *,
-        limits: ConnectionLimits,
-        certificate: Certificate | None,
-        machines_certificate: Certificate | None = None,
-        failed_handshakes: Mapping[HandshakeFailure, int] = MappingProxyType({}),
-        unknown_requests: int,
-    ) -> None:
-        self._unknown_requests, self._failed_handshakes = unknown_requests, failed_handshakes
-        self._limits, self._certificate, self._machines_certificate = limits, certificate, machines_certificate
-        self._requests, self._operator_denials, self._denials, self._tree = requests, operator_denials, denials, tree
-        self._recorder, self._unready_reason = recorder, unready_reason
+    def __init__(self, endpoint: Endpoint, unready_reason: str | None) -> None:
+        self._endpoint, self._unready_reason = endpoint, unready_reason
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics page and its content type.
@@ -268,39 +251,39 @@ class Exposition(Collector):
         return encode(self), content_type
 
     def collect(self) -> Iterator[Metric]:
+        endpoint = self._endpoint
         yield _build_single_metric("gitboot_build", 1, __version__)
         yield _build_single_metric("gitboot_ready", self._unready_reason is None)
-        if self._recorder is not None:
-            yield _build_single_metric("gitboot_fetch_log_writable", self._recorder.failure is None)
-        offset = self._tree.clock.offset
+        if endpoint.recorder is not None:
+            yield _build_single_metric("gitboot_fetch_log_writable", endpoint.recorder.failure is None)
+        offset = endpoint.tree.clock.offset
         yield _build_single_metric("gitboot_clock_offset_seconds", offset.total_seconds() if offset is not None else 0)
         # The series start at 0, so that Prometheus sees the first error as an increase.
         initial_counts = {(kind, "500"): 0 for kind in RequestKind}
-        requests = {(kind, str(code)): count for (kind, code), count in self._requests.items()}
+        requests = {(kind, str(code)): count for (kind, code), count in endpoint.requests.items()}
         yield _build_metric("gitboot_http_requests", initial_counts | requests)
-        yield _build_metric("gitboot_boots_withheld", {(each,): self._denials.get(each, 0) for each in DenialReason})
+        yield _build_metric("gitboot_boots_withheld", {(each,): endpoint.denials.counts[each] for each in DenialReason})
         yield _build_metric(
-            "gitboot_operator_requests_rejected",
-            {(each,): self._operator_denials.get(each, 0) for each in OperatorDenial},
+            "gitboot_operator_requests_rejected", {(each,): endpoint.operator_denials[each] for each in OperatorDenial}
         )
-        yield _build_single_metric("gitboot_idle_connections_closed", self._limits.closed_count)
-        yield _build_single_metric("gitboot_unknown_machine_requests", self._unknown_requests)
-        unknown_machines = read_unknown_machines(self._tree)
+        yield _build_single_metric("gitboot_idle_connections_closed", endpoint.limits.closed_count)
+        yield _build_single_metric("gitboot_unknown_machine_requests", endpoint.unknown_machines.recorder.requests)
+        unknown_machines = read_unknown_machines(endpoint.tree)
         yield _build_single_metric(
             "gitboot_unknown_machines", len(unknown_machines.machines) if unknown_machines is not None else 0
         )
-        for users, certificate in (("operators", self._certificate), ("machines", self._machines_certificate)):
+        for users, certificate in (("operators", endpoint.certificate), ("machines", endpoint.machines_certificate)):
             if certificate is not None:
                 name = f"gitboot_{users}_certificate"
                 yield _build_single_metric(f"{name}_readable", certificate.failure is None)
                 if (ends := certificate.ends) is not None:
                     yield _build_single_metric(f"{name}_expiration_timestamp_seconds", ends.timestamp())
-        if self._machines_certificate is not None:
+        if endpoint.machines_certificate is not None:
             yield _build_metric(
                 "gitboot_machine_handshakes_failed",
-                {(each,): self._failed_handshakes.get(each, 0) for each in HandshakeFailure},
+                {(each,): endpoint.failed_handshakes[each] for each in HandshakeFailure},
             )
-        yield from collect_status(self._tree.read_status())
+        yield from collect_status(endpoint.tree.read_status())
 
 
 # The key in the instance's status for each metric. The status of an older version may lack some keys.
