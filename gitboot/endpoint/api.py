@@ -56,8 +56,8 @@ class Api:
     The handlers are not async, so Starlette runs them in threads. A slow handler does not block other requests.
     """
 
-    def __init__(self, tree: PublishedTree, root: Path, clock: Callable[[], datetime]) -> None:
-        self._tree, self._root = tree, str(root)
+    def __init__(self, tree: PublishedTree, clock: Callable[[], datetime]) -> None:
+        self._tree = tree
         self._list_lock = threading.Lock()  # protects _names and _items
         self._names: tuple[Signature | None, list[str]] = (None, [])
         self._items: OrderedDict[str, _Item] = OrderedDict()
@@ -109,7 +109,7 @@ class Api:
 
     def _list_names(self) -> list[str]:
         """Return the sorted names of all servers. gitboot reads their folder again only after it has changed."""
-        folder = f"{self._root}/ops/servers"
+        folder = f"{self._tree.root}/ops/servers"
         signature = read_signature(folder)
         if self._names[0] != signature or signature is None:
             found: list[str] = []
@@ -122,7 +122,7 @@ class Api:
 
     def _read_item(self, name: str) -> _Item | None:
         known, path = self._items.get(name), state_path(name)
-        if known is not None and known.signature == read_signature(f"{self._root}/{path}"):
+        if known is not None and known.signature == read_signature(f"{self._tree.root}/{path}"):
             self._items.move_to_end(name)
             return known
         self._items.pop(name, None)

@@ -137,7 +137,6 @@ class Endpoint:
 
     def __init__(
         self,
-        root: Path,
         tree: PublishedTree,
         clock: Callable[[], datetime],
         recorder: Recorder | None = None,
@@ -150,7 +149,8 @@ class Endpoint:
         self._responses = BootResponses(tree)
         self._alias_responses = AliasResponses(tree, self._responses)
         self.denials = DenialLog()
-        self._gate = BootGate(tree, recorder, partial(_find_missing_file, root, assets), self.denials, keys)
+        boot_folder = Path(tree.root, "boot")
+        self._gate = BootGate(tree, recorder, partial(_find_missing_file, boot_folder, assets), self.denials, keys)
         self._is_trusted = build_network_matcher(clients.trusted_proxies)
         self.operator_access = OperatorAccess(
             is_operator=build_network_matcher(clients.operators),
@@ -171,9 +171,9 @@ class Endpoint:
         self._webhooks = clients.webhooks
         self.unknown_machines = UnknownMachineHandler(tree, clients.unknown_recorder)
         # the files that are too large for the cache
-        content = ServedFiles(root / "boot" / "o", cache_control=FOR_A_YEAR)
+        content = ServedFiles(boot_folder / "o", cache_control=FOR_A_YEAR)
         routes = [
-            *Api(tree, root, lambda: tree.clock.choose_time(clock())).routes,
+            *Api(tree, lambda: tree.clock.choose_time(clock())).routes,
             *build_page_routes(tree),
             Route("/metrics", self._render_metrics_page),
             Route("/healthz", _serve_healthz),
@@ -476,13 +476,13 @@ class ServedFiles:
         return response
 
 
-def _find_missing_file(root: Path, assets: Path | None, needed_file: NeededFile) -> str | None:
+def _find_missing_file(boot_folder: Path, assets: Path | None, needed_file: NeededFile) -> str | None:
     """Return why a boot cannot use a file that the boot needs.
 
     Return None if the file is usable, or if the file is an asset and this endpoint does not serve assets.
     """
     asset = needed_file.path.removeprefix("assets/")
-    folder = root / "boot" if asset == needed_file.path else assets
+    folder = boot_folder if asset == needed_file.path else assets
     if folder is None:
         return None
     size = None

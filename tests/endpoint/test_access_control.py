@@ -276,9 +276,7 @@ def serve_two_sockets(made: Site, folder: Path, *, shared: bool = False) -> Iter
             webhooks=Webhooks(PushSecret(folder / "secret"), lambda: woken.append(1)),
         )
         tree = PublishedTree(made.root, lambda: BEFORE)
-        stack.enter_context(
-            EndpointServer(Endpoint(made.root, tree, lambda: BEFORE, clients=rules), machines, operators)
-        )
+        stack.enter_context(EndpointServer(Endpoint(tree, lambda: BEFORE, clients=rules), machines, operators))
         yield build_url("127.0.0.1:0", machines), build_url("127.0.0.1:0", operators), woken
 
 

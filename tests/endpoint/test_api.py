@@ -138,7 +138,7 @@ def test_the_openapi_document_describes_every_page(client: httpx.Client, tmp_pat
     assert described == endpoints.load_openapi()
     assert (described["openapi"], described["info"]["version"]) == ("3.1.0", __version__)
     tree = PublishedTree(tmp_path, lambda: BEFORE)
-    routed = {route.path for route in Api(tree, tmp_path, lambda: BEFORE).routes}
+    routed = {route.path for route in Api(tree, lambda: BEFORE).routes}
     assert set(described["paths"]) == routed - {"/api/v1/openapi.json"}
     schemas = described["components"]["schemas"]
     named = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(described)))

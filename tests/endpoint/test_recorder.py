@@ -411,9 +411,7 @@ def test_an_inventory_is_accepted_by_post_only_and_not_at_the_address_of_operato
         assert http_peers.post(f"{url}{INVENTORY_PATH}/", json=SENT).status_code == 405
     listening = open_listening_socket("127.0.0.1:0")
     clients = ClientRules(operators_socket=listening.getsockname(), unknown_recorder=asked)
-    endpoint = Endpoint(
-        recording_site.root, PublishedTree(recording_site.root, lambda: BEFORE), lambda: BEFORE, clients=clients
-    )
+    endpoint = Endpoint(PublishedTree(recording_site.root, lambda: BEFORE), lambda: BEFORE, clients=clients)
     with EndpointServer(endpoint, listening):
         url = build_url("127.0.0.1:0", listening)
         assert http_peers.post(f"{url}{INVENTORY_PATH}", json=SENT).status_code == 405
@@ -461,7 +459,7 @@ class Hosts:
             own = SpoolRecorder(spool, 20)
             stack.callback(own.flush)
             recording = SharedRecorder(own, shared, deadline_s)
-            endpoint = Endpoint(self.tree.root, tree, lambda: self.tree.now, recording, ClientRules())
+            endpoint = Endpoint(tree, lambda: self.tree.now, recording, ClientRules())
             listening = open_listening_socket("127.0.0.1:0")
             stack.enter_context(EndpointServer(endpoint, listening))
             yield Host(build_url("127.0.0.1:0", listening), folder, shared, Forwarder(folder, shared), endpoint)

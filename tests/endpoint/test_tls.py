@@ -361,9 +361,7 @@ def serve_crowded(
     with ExitStack() as stack:
         machines, operators = (stack.enter_context(open_listening_socket("127.0.0.1:0")) for _ in range(2))
         tree = PublishedTree(made.root, lambda: BEFORE)
-        endpoint = Endpoint(
-            made.root, tree, lambda: BEFORE, clients=ClientRules(operators_socket=operators.getsockname())
-        )
+        endpoint = Endpoint(tree, lambda: BEFORE, clients=ClientRules(operators_socket=operators.getsockname()))
         endpoint.limits = ConnectionLimits(most)
         socket_of_operators = TlsSocket(operators, issued.context, endpoint.limits, lambda _: refused.append(1))
         stack.enter_context(EndpointServer(endpoint, machines, tls_sockets=[socket_of_operators]))

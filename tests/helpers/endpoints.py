@@ -253,7 +253,7 @@ class Site:
             listening = open_listening_socket(listen)
             if tls_certificate is not None:
                 more |= {"machines_tls_socket": listening.getsockname()[:2], "machines_certificate": tls_certificate}
-            endpoint = Endpoint(self.root, tree, lambda: self.now, recorder, ClientRules(**more), assets, keys)
+            endpoint = Endpoint(tree, lambda: self.now, recorder, ClientRules(**more), assets, keys)
             if tls_certificate is None:
                 stack.enter_context(EndpointServer(endpoint, listening))
             else:

@@ -81,7 +81,7 @@ def test_a_chain_is_never_mixed_and_never_broken(tmp_path: Path, lives: int) -> 
         reconciler = parts.reconciler
         output, listening = tmp_path / "output", open_listening_socket("127.0.0.1:0")
         tree = PublishedTree(output, lambda: at)
-        endpoint = Endpoint(output, tree, lambda: at)
+        endpoint = Endpoint(tree, lambda: at)
         url = build_url("127.0.0.1:0", listening)
         with EndpointServer(endpoint, listening), http_peers.Client(base_url=url, headers=LOADER) as client:
 
@@ -158,7 +158,7 @@ def serve_tree(folder: Path, clock: Clock) -> Iterator[str]:
     output, listening = folder / "output", open_listening_socket("127.0.0.1:0")
     compared = CheckedClock(clock, clock_state=lambda: ClockState.SYNCHRONISED)  # it is set forward, and is right
     tree = PublishedTree(output, clock, checked_clock=compared)
-    with EndpointServer(Endpoint(output, tree, clock), listening):
+    with EndpointServer(Endpoint(tree, clock), listening):
         yield build_url("127.0.0.1:0", listening)
 
 

@@ -674,7 +674,7 @@ def _serve_until_stopped(
             output, current_time, status=status, ledger=ledger, checked_clock=checked_clock, stop_orders=stop_orders
         )
         clients = structs.replace(clients, unknown_recorder=UnknownMachineRecorder(spool))
-        endpoint = Endpoint(output, tree, current_time, recorder, clients, assets, keys)
+        endpoint = Endpoint(tree, current_time, recorder, clients, assets, keys)
         files = build_credential_files(access, keys, push_secret)
         _print_changed_files(files, clients)
 

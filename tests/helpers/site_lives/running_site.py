@@ -461,7 +461,7 @@ class RunningSite:
         recorder: Recorder = recording
         if forwarding is not None:
             recorder = SharedRecorder(recording, forwarding.shared, _DEADLINE_S)
-        endpoint = Endpoint(output, tree, lambda: self.clock, recorder, assets=self.folder / "assets")
+        endpoint = Endpoint(tree, lambda: self.clock, recorder, assets=self.folder / "assets")
         return RunningEndpoint(endpoint, tree, checked_clock, spool, recording, forwarding)
 
     def _forwarding(self, folder: Path) -> FetchForwarding | None:
