@@ -82,12 +82,12 @@ EMPTY: Final = "repository.empty."
 class Upstream:
     """Fetches from one remote into clones in the state directory ``state``.
 
-    ``base_references`` are the references in the clone whose objects a fetch reuses. If these objects are damaged, a
-    fetch raises `CorruptClone`.
+    The parameter ``base_references`` of a method names the references in the clone whose objects a fetch reuses. If
+    these objects are damaged, a fetch raises `CorruptClone`.
     """
 
     def __init__(self, remote: Remote, state: Path) -> None:
-        self._remote, self._state = remote, state
+        self._remote, self._state, self._home = remote, state, state / "home"
 
     def watch_paths(self) -> tuple[Path, ...]:
         """Return the directory to watch recursively for changes in a local repository, or () for other remotes.
@@ -124,7 +124,7 @@ class Upstream:
         if self._remote.commit:
             self.fetch_commit(theirs, ours, self._remote.commit, base_references)
             return self._remote.commit, self._remote.commit, None
-        connection = RemoteConnection(self._remote, theirs, ours, self._state / "home")
+        connection = RemoteConnection(self._remote, theirs, ours, self._home)
         heads, head = connection.list_references()
         name = find_reference(self._remote, heads)
         tip = heads[name]
@@ -164,7 +164,7 @@ class Upstream:
             # gitboot deletes old branches first, because a branch "a" would prevent a new branch "a/b"
             ours.references.delete(name)
         self._fetch_refs(
-            RemoteConnection(self._remote, None, ours, self._state / "home"),
+            RemoteConnection(self._remote, None, ours, self._home),
             ours,
             base_references,
             f"+refs/heads/*:{_ALL}heads/*",
@@ -184,7 +184,7 @@ class Upstream:
             folder = stack.enter_context(TemporaryDirectory(prefix=EMPTY, dir=self._state))
             pygit2.init_repository(folder, bare=True).free()
             empty = stack.enter_context(open_repository(Path(folder)))
-            heads, head = RemoteConnection(self._remote, None, empty, self._state / "home").list_references()
+            heads, head = RemoteConnection(self._remote, None, empty, self._home).list_references()
             if not heads:
                 raise SourceError(f"{self._remote.url} has no commits yet")
             return head
@@ -222,7 +222,7 @@ class Upstream:
             with convert_errors(folder):
                 pygit2.init_repository(folder, bare=True).free()
             with open_repository(folder) as whole:
-                RemoteConnection(self._remote, None, whole, self._state / "home").fetch(*refspecs)
+                RemoteConnection(self._remote, None, whole, self._home).fetch(*refspecs)
                 for name in sorted(whole.references):
                     target = whole.references[name].resolve().target
                     assert isinstance(target, pygit2.Oid)  # noqa: S101 - a resolved reference always names an object
@@ -339,8 +339,8 @@ class InProcessFetcher(Fetcher):
                 clone = (
                     _create_clone(folder) if order.work == "anew" else StoredRepository(folder / CLONE, CorruptClone)
                 )
-                revision, head = _fetch_into(clone, remote, Upstream(remote, folder))
-                return FetchResult(revision=revision, head=head)
+                fetched = _fetch_into(clone, remote, folder)
+                return FetchResult(revision=fetched.commit, head=fetched.head)
             case "restore":
                 return FetchResult(has_accepted_commit=_restore_clone(remote, folder, order.expected_commit))
             case "head":
@@ -361,7 +361,7 @@ class InProcessFetcher(Fetcher):
 
 def _restore_clone(remote: Remote, state: Path, accepted: str | None) -> bool:
     new, upstream = _create_clone(state), Upstream(remote, state)
-    _fetch_into(new, remote, upstream)
+    _fetch_into(new, remote, state)
     if accepted is None:
         return True
     with new.open() as ours:
@@ -398,17 +398,17 @@ def _hash_remote(remote: Remote) -> str:
 MAX_PACKS: Final = 50  # the maximum number of packs: each fetch adds a pack, and each pack makes reads slower
 
 
-def _fetch_into(clone: StoredRepository, remote: Remote, upstream: Upstream) -> tuple[Revision, Head | None]:
+def _fetch_into(clone: StoredRepository, remote: Remote, state: Path) -> FetchedCommit:
     latest, tag = build_latest_reference(remote), build_tag_reference(remote)
     with clone.open() as ours:
-        fetched = upstream.fetch(ours, (ACCEPTED, latest))
+        fetched = Upstream(remote, state).fetch(ours, (ACCEPTED, latest))
         if fetched.tag is not None:
             set_reference(ours, tag, fetched.tag)
         elif tag in ours.references:
             ours.references.delete(tag)
         set_reference(ours, latest, fetched.commit)
         merge_packs(ours, MAX_PACKS)
-    return fetched.commit, fetched.head
+    return fetched
 
 
 NEW: Final = "repository.new"  # the name of a new clone until the clone is complete and replaces the old clone

@@ -244,7 +244,7 @@ class FleetView:
     """A view of a commit that returns the inputs of each decision. A decision depends only on these inputs."""
 
     def __init__(self, repository: FleetRepository) -> None:
-        self._repository = repository
+        self.repository = repository
         self.pools, self.problems = build_pools(repository)
         spec = repository.fleet.spec
         self._signed_streams = frozenset(
@@ -290,7 +290,7 @@ class FleetView:
     def server_inputs(self, server: Server) -> ServerInputs:
         return ServerInputs(
             server=server,
-            files={path: self._repository.files[path] for path in list_own_files(server)},
+            files={path: self.repository.files[path] for path in list_own_files(server)},
             shared=self.shared_inputs(server),
         )
 
@@ -316,8 +316,8 @@ class FleetView:
         Return None if the Fleet does not set a profile for unknown machines, or if the repository does not contain the
         profile.
         """
-        unknown = self._repository.fleet.spec.unknown_servers
-        profile = self._repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
+        unknown = self.repository.fleet.spec.unknown_servers
+        profile = self.repository.profiles.get(unknown.profile) if isinstance(unknown, UnknownProfile) else None
         return self._make_default_boot_inputs(profile, None, ()) if profile is not None else None
 
     def _make_choice(self, numbers: tuple[int, ...], is_active: bool, policy_name: str | None) -> _PolicyChoice:
@@ -330,13 +330,13 @@ class FleetView:
             policy = found.winner if isinstance(found, Choice) else found
         rollout = None
         if isinstance(policy, Pool):
-            stream = self._repository.profiles[policy.profile].spec.stream
-            spec = self._repository.streams[stream].spec.rollout if stream is not None else None
+            stream = self.repository.profiles[policy.profile].spec.stream
+            spec = self.repository.streams[stream].spec.rollout if stream is not None else None
             rollout = (stream, spec.percent) if stream is not None and spec is not None else None
         return _PolicyChoice(selected=entries, policy=policy, rollout=rollout)
 
     def _make_shared_inputs(self, server: Server, choice: _PolicyChoice) -> SharedInputs:
-        repository, policy = self._repository, choice.policy
+        repository, policy = self.repository, choice.policy
         sites = [each for each in choice.selected if isinstance(each, Site)]
         hardware = [each for each in choice.selected if isinstance(each, Hardware)]
         is_active = server.spec.lifecycle is Lifecycle.ACTIVE
@@ -370,11 +370,11 @@ class FleetView:
         name = maintenance.metadata.name
         if (found := self._maintenances.get(name)) is None:
             boot = self._make_default_boot_inputs(
-                self._repository.profiles[maintenance.spec.profile], Id("Maintenance", name), ("spec", "profile")
+                self.repository.profiles[maintenance.spec.profile], Id("Maintenance", name), ("spec", "profile")
             )
             before = maintenance.spec.before
             file = before.approval.file if before is not None and before.approval is not None else None
-            approved, malformed = parse_approvals(self._repository.files[file], name) if file is not None else ((), ())
+            approved, malformed = parse_approvals(self.repository.files[file], name) if file is not None else ((), ())
             found = self._maintenances[name] = MaintenanceInputs(
                 maintenance=maintenance, boot=boot, approved=approved, malformed_lines=malformed
             )
@@ -382,13 +382,13 @@ class FleetView:
 
     def _make_default_boot_inputs(self, profile: BootProfile, chosen_by: Id | None, chosen_at: Path) -> BootInputs:
         is_disk = profile.spec.method is Method.DISK
-        image = None if is_disk else choose_maintenance_image(profile, self._repository.streams)
+        image = None if is_disk else choose_maintenance_image(profile, self.repository.streams)
         return self._make_boot_inputs(profile, image, chosen_by, chosen_at)
 
     def _make_boot_inputs(
         self, profile: BootProfile, image: str | None, chosen_by: Id | None, chosen_at: Path
     ) -> BootInputs:
-        repository, name = self._repository, profile.metadata.name
+        repository, name = self.repository, profile.metadata.name
         key = name, image, chosen_by, chosen_at
         if (found := self._boots.get(key)) is None:
             stream = profile.spec.stream
@@ -410,12 +410,12 @@ class FleetView:
         return found
 
     def _find_allowances(self, profile: Id) -> dict[str, str]:
-        text = self._repository.read(self._repository.origins[profile].blob)
+        text = self.repository.read(self.repository.origins[profile].blob)
         if b"gitboot:allow-secret" not in text:
             return {}
         lines, found = text.split(b"\n"), {}
         for each in ("kernelArguments", "userData"):
-            _, place = self._repository.find_place(profile, "spec", each)
+            _, place = self.repository.find_place(profile, "spec", each)
             line = lines[place.line - 1].decode(errors="replace") if place.line <= len(lines) else ""
             if (why := parse_allowance(line)) is not None:
                 found[each] = why

@@ -68,7 +68,7 @@ def explain(
     The decision must have been made for ``repository``. For ``latest_clock``, see `drop_ended_windows`.
     """
     view = FleetView(repository)
-    explainer = _Explainer(view, repository, decision, plan, record)
+    explainer = _Explainer(view, decision, plan, record)
     active = [each for each in drop_ended_windows(decision, latest_clock).maintenances if each.is_active(at)]
     reasons = [_locate_reason(repository, each) for each in explainer.list_reasons(active)]
     explained_fields = {name for each in reasons for name in (each.field, _base_name(each.field))}
@@ -110,13 +110,12 @@ class _Explainer:
     def __init__(
         self,
         view: FleetView,
-        repository: FleetRepository,
         decision: Decision,
         plan: BootPlan | None = None,
         record: Record | None = None,
     ) -> None:
-        self._repository, self._decision, self._plan, self._record = repository, decision, plan, record
-        self._pools = view.pools
+        self._repository, self._pools = view.repository, view.pools
+        self._decision, self._plan, self._record = decision, plan, record
         self._server = self._repository.servers[decision.server]
         self._inputs = view.server_inputs(self._server)
         self._id = Id("Server", decision.server)
@@ -494,7 +493,7 @@ class Explanations:
             elif named.path[1] in ("pin", "holds"):
                 kept = ".".join((str(named.document), *map(str, named.path[:-1])))
         lines = []
-        for each in _Explainer(self._view, repository, decision).list_timeless_reasons():
+        for each in _Explainer(self._view, decision).list_timeless_reasons():
             location: int | str | None = None
             if each.resource is not None:
                 location = (
