@@ -73,12 +73,13 @@ def test_finding_s16_a_slow_response_ends_at_the_deadline(answer: StrangeAnswer)
         assert server.left.wait(60)
 
 
-def test_finding_s16_a_command_that_contacts_an_instance_ends_at_the_deadline() -> None:
+def test_finding_s16_a_command_that_contacts_an_instance_ends_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gitboot.cli.instance_client._REQUEST_TIMEOUT_S", SHORT_S)
     with strange_server(TRICKLES["body"]) as server:
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
-            fetch_accepted_commit(server.url, deadline_s=SHORT_S)
+            fetch_accepted_commit(server.url)
         with pytest.raises(HostUnreachable, match=TOO_SLOW):
-            open_instance(server.url, None, None, deadline_s=SHORT_S).status()
+            open_instance(server.url, None, None).status()
 
 
 @pytest.mark.parametrize("drips", [b"", b"\x16"], ids=["silent", "dripping"])

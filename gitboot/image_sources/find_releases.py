@@ -11,7 +11,7 @@ from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from msgspec import Struct, structs
@@ -401,104 +401,89 @@ def choose_channel(source: ImageSource, channel: str | None) -> str | None:
     raise UsageError(f"the image source {source.metadata.name} has no channel {printable(channel)!r}; {hint}")
 
 
-def list_releases(
-    source: ImageSource,
-    channel: str | None,
-    fetcher: Fetcher,
-    keys: VendorKeys,
-    *,
-    registries: Registries | None = None,
-) -> tuple[Release, ...]:
-    """Return the releases of a channel in ascending order, without prereleases.
+class ReleaseFinder(NamedTuple):
+    """Finds the releases of image sources, and verifies signatures with the given keys."""
 
-    If ``channel`` is None, the function uses the default channel. Sources with the format OCITags require
-    ``registries``.
+    fetcher: Fetcher
+    keys: VendorKeys
+    registries: Registries
 
-    Raises:
+    def list_releases(self, source: ImageSource, channel: str | None) -> tuple[Release, ...]:
+        """Return the releases of a channel in ascending order, without prereleases.
 
-    - `UsageError` if the channel is unknown.
-    - `SourceUnavailable` if the server does not respond.
-    - `MalformedIndex` if gitboot cannot parse the index.
-    - `UntrustedIndex` if no trusted key signed the index.
-    """
-    channel = choose_channel(source, channel)
-    first = next(iter(source.spec.architectures))
-    indexes = SourceReader(source, channel, fetcher, keys)
-    signer: str | None = None
-    dates: dict[str, datetime | None]
-    if source.spec.releases.format is IndexFormat.OCI_TAGS:
-        url, tags = _list_tags(source, channel, registries)
-        dates = dict.fromkeys(tags)
-    else:
-        index, entries = indexes.list_entries(first)
-        url, signer, dates = index.url, index.signer, {entry.version: entry.published for entry in entries}
-    versions = [each for each in dates if not is_prerelease(each) and indexes.is_in_channel(each, first)]
-    if not versions:
-        raise MalformedIndex(
-            url,
-            f"the index lists no releases{f' in the channel {channel}' if channel is not None else ''}",
-            f"check the channel, and the field `match` in the ImageSource {source.metadata.name}",
+        If ``channel`` is None, the function uses the default channel.
+
+        Raises:
+
+        - `UsageError` if the channel is unknown.
+        - `SourceUnavailable` if the server does not respond.
+        - `MalformedIndex` if gitboot cannot parse the index.
+        - `UntrustedIndex` if no trusted key signed the index.
+        """
+        channel = choose_channel(source, channel)
+        first = next(iter(source.spec.architectures))
+        reader = SourceReader(source, channel, self.fetcher, self.keys)
+        signer: str | None = None
+        dates: dict[str, datetime | None]
+        if source.spec.releases.format is IndexFormat.OCI_TAGS:
+            url, tags = _list_tags(source, channel, self.registries)
+            dates = dict.fromkeys(tags)
+        else:
+            index, entries = reader.list_entries(first)
+            url, signer, dates = index.url, index.signer, {entry.version: entry.published for entry in entries}
+        versions = [each for each in dates if not is_prerelease(each) and reader.is_in_channel(each, first)]
+        if not versions:
+            raise MalformedIndex(
+                url,
+                f"the index lists no releases{f' in the channel {channel}' if channel is not None else ''}",
+                f"check the channel, and the field `match` in the ImageSource {source.metadata.name}",
+            )
+        return tuple(
+            Release(
+                source=source.metadata.name,
+                channel=channel,
+                version=version,
+                published=dates[version],
+                index_url=url,
+                index_signer=signer,
+            )
+            for version in versions
         )
-    return tuple(
-        Release(
-            source=source.metadata.name,
-            channel=channel,
-            version=version,
-            published=dates[version],
-            index_url=url,
-            index_signer=signer,
+
+    def describe_release(
+        self, source: ImageSource, release: Release, architectures: Collection[Architecture]
+    ) -> ReleaseFiles:
+        """Return the files of a release for these architectures, or for all architectures if the list is empty.
+
+        Raises the same errors as `list_releases`. Raises `IncompleteRelease` if a file is missing.
+        """
+        wanted = sorted(architectures) or sorted(source.spec.architectures)
+        if missing := [each for each in wanted if each not in source.spec.architectures]:
+            hint = f"use {' or '.join(source.spec.architectures)}"
+            raise UsageError(f"the image source {source.metadata.name} has no images for {missing[0]}; {hint}")
+        checksums: dict[Architecture, Checksums] = {}
+        if source.spec.releases.format is IndexFormat.OCI_TAGS:
+            tagged = _describe_tag(source, release, self.registries).files
+            files = [each for each in tagged if each.architecture in wanted]
+            for architecture in wanted:
+                if not any(each.architecture == architecture for each in files):
+                    raise IncompleteRelease(
+                        release.index_url,
+                        f"the image has no files for {architecture}",
+                        "choose another architecture or another release",
+                    )
+        else:
+            reader = SourceReader(source, release.channel, self.fetcher, self.keys)
+            files = [file for each in wanted for file in reader.describe_files(release, each)]
+            lists = {each: reader.describe_checksums(release.version, each) for each in wanted}
+            checksums = {architecture: each for architecture, each in lists.items() if each is not None}
+        return ReleaseFiles(
+            release=release,
+            files=_sort_files(files),
+            checksums=checksums,
+            settings=describe_settings(source, release.version, release.channel),
+            keys=source.spec.keys,
         )
-        for version in versions
-    )
-
-
-def describe_release(
-    source: ImageSource,
-    release: Release,
-    architectures: Collection[Architecture],
-    fetcher: Fetcher,
-    keys: VendorKeys,
-    *,
-    registries: Registries | None = None,
-) -> ReleaseFiles:
-    """Return the files of a release for these architectures, or for all architectures if the list is empty.
-
-    Raises the same errors as `list_releases`. Raises `IncompleteRelease` if a file is missing.
-    """
-    wanted = sorted(architectures) or sorted(source.spec.architectures)
-    if missing := [each for each in wanted if each not in source.spec.architectures]:
-        hint = f"use {' or '.join(source.spec.architectures)}"
-        raise UsageError(f"the image source {source.metadata.name} has no images for {missing[0]}; {hint}")
-    if source.spec.releases.format is IndexFormat.OCI_TAGS:
-        files = [each for each in _describe_tag(source, release, registries).files if each.architecture in wanted]
-        for architecture in wanted:
-            if not any(each.architecture == architecture for each in files):
-                raise IncompleteRelease(
-                    release.index_url,
-                    f"the image has no files for {architecture}",
-                    "choose another architecture or another release",
-                )
-        return _build_release_files(source, release, files, {})
-    reader = SourceReader(source, release.channel, fetcher, keys)
-    files = [file for each in wanted for file in reader.describe_files(release, each)]
-    lists = {each: reader.describe_checksums(release.version, each) for each in wanted}
-    checksums = {architecture: each for architecture, each in lists.items() if each is not None}
-    return _build_release_files(source, release, files, checksums)
-
-
-def _build_release_files(
-    source: ImageSource,
-    release: Release,
-    files: Iterable[ReleaseFile],
-    checksums: Mapping[Architecture, Checksums],
-) -> ReleaseFiles:
-    return ReleaseFiles(
-        release=release,
-        files=_sort_files(files),
-        checksums=checksums,
-        settings=describe_settings(source, release.version, release.channel),
-        keys=source.spec.keys,
-    )
 
 
 def describe_settings(source: ImageSource, version: str, channel: str | None) -> ImageSettings:
@@ -533,10 +518,10 @@ def _translate_registry_errors(place: str) -> Iterator[None]:
         raise IncompleteRelease(place, str(error), "check the image's name and tag") from error
 
 
-def _list_tags(source: ImageSource, channel: str | None, registries: Registries | None) -> tuple[str, list[str]]:
+def _list_tags(source: ImageSource, channel: str | None, registries: Registries) -> tuple[str, list[str]]:
     reference, template = _find_repository(source, channel)
     with _translate_registry_errors(str(reference)):
-        tags = _require_registries(registries, reference).list_tags(reference)
+        tags = registries.list_tags(reference)
     versions = {version for tag in tags if (version := match_version(tag, template)) is not None}
     return str(reference), sorted(versions, key=lambda each: (version_key(each), each))
 
@@ -547,18 +532,12 @@ def _find_repository(source: ImageSource, channel: str | None) -> tuple[OciRefer
     return structs.replace(reference, tag=None), fill_template(index.match or "{version}", values)
 
 
-def _describe_tag(source: ImageSource, release: Release, registries: Registries | None) -> ReleaseFiles:
+def _describe_tag(source: ImageSource, release: Release, registries: Registries) -> ReleaseFiles:
     reference, template = _find_repository(source, release.channel)
     reference = structs.replace(reference, tag=fill_template(template, {"version": release.version}))
-    described = describe_oci_image(reference, _require_registries(registries, reference))
+    described = describe_oci_image(reference, registries)
     roles = {FileRole(str(path[0])) for path, _ in source.spec.files.list_files()}
     return structs.replace(described, files=tuple(each for each in described.files if each.role in roles))
-
-
-def _require_registries(registries: Registries | None, reference: OciReference) -> Registries:
-    if registries is None:
-        raise UsageError(f"gitboot is not allowed to contact {reference.host}: add `--registries {reference.host}`")
-    return registries
 
 
 def describe_oci_image(

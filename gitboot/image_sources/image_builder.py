@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from hashlib import sha256, sha512
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
 from gitboot.artifacts.archives import ArchiveFetcher
 from gitboot.artifacts.availability import CHUNK, LARGEST_ARTIFACT, ArtifactHead, Content, Fetcher
-from gitboot.artifacts.oci import Registries
 from gitboot.artifacts.signatures import ImageSigner, SignatureCheck, VendorKeys
 from gitboot.errors import (
     ArtifactMissing,
@@ -27,12 +26,10 @@ from gitboot.errors import (
 )
 from gitboot.fleet.documents import read_resource, render_document
 from gitboot.fleet.yaml import parse
-from gitboot.image_sources.find_releases import describe_release, list_releases
-from gitboot.image_sources.index_formats import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
+from gitboot.image_sources.index_formats import FileRole, ImageSettings, ReleaseFile, ReleaseFiles
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import BootImage, DigestOrigin, Provenance
 from gitboot.model.fields import InvalidDocument, to_yaml_value
-from gitboot.model.image_source import ImageSource
 from gitboot.model.scalars import (
     NAME,
     ArtifactUrl,
@@ -60,24 +57,6 @@ class DownloadProgress(Protocol):
 
     def advance(self, size: int) -> None:
         """Add ``size`` downloaded bytes to the progress of the current file."""
-
-
-class ReleaseFinder(NamedTuple):
-    """Finds the releases of image sources, and verifies signatures with the given keys."""
-
-    fetcher: Fetcher
-    keys: VendorKeys
-    registries: Registries
-
-    def list_releases(self, source: ImageSource, channel: str | None) -> tuple[Release, ...]:
-        """Return the releases of a channel in ascending order, without prereleases."""
-        return list_releases(source, channel, self.fetcher, self.keys, registries=self.registries)
-
-    def describe_release(
-        self, source: ImageSource, release: Release, architectures: Collection[Architecture]
-    ) -> ReleaseFiles:
-        """Return the files of a release for these architectures, or for all architectures if the list is empty."""
-        return describe_release(source, release, architectures, self.fetcher, self.keys, registries=self.registries)
 
 
 class BuiltFile(Struct, frozen=True, kw_only=True):

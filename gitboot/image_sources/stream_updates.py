@@ -18,14 +18,13 @@ from gitboot.fleet.revision import Snapshot
 from gitboot.fleet.yaml import insert_field
 from gitboot.git.branch_writer import find_proposal, propose_commit
 from gitboot.git.snapshots import find_fleet_folder
-from gitboot.image_sources.find_releases import describe_settings
+from gitboot.image_sources.find_releases import ReleaseFinder, describe_settings
 from gitboot.image_sources.image_builder import (
     CHANNEL,
     SOURCE,
     BuiltFile,
     BuiltImage,
     DownloadProgress,
-    ReleaseFinder,
     build_image,
     find_image_name,
     format_origin,

@@ -19,9 +19,8 @@ from typing import Any
 import click
 import pytest
 
-from gitboot import disk_cache
+from gitboot import child_processes, disk_cache
 from gitboot.child_processes import build_frame, encode
-from gitboot.cli import evaluator_child
 from gitboot.cli.main import cli
 from gitboot.controller.instance import state_directory
 from gitboot.disk_cache import DiskCache
@@ -119,7 +118,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     opened: list[Path | None] = []
     began: list[None] = []
-    uncollected = evaluator_child.pause_garbage_collection
+    uncollected = child_processes.pause_garbage_collection
 
     class Opened(DiskCache):
         def __init__(self, path: Path | None, *more: Any, **options: Any) -> None:
@@ -132,7 +131,7 @@ def test_no_cache_opens_no_cache(command: str, rack: Rack, tmp_path: Path, monke
 
     for module in (disk_cache, state_directory):
         monkeypatch.setattr(module, "DiskCache", Opened)
-    monkeypatch.setattr(evaluator_child, "pause_garbage_collection", begin)
+    monkeypatch.setattr("gitboot.cli.evaluator_child.pause_garbage_collection", begin)
     places = {name: rack.folder / name for name in "AHKW"}
     places |= {"E": rack.output / "ops" / "records", "F": tmp_path / "F", "S": rack.state}
     arguments = [*command.split(), *(str(places.get(each, each)) for each in COMMANDS[command].split())]

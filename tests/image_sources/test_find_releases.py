@@ -25,12 +25,11 @@ from gitboot.errors import (
 )
 from gitboot.http_client import HttpClient
 from gitboot.image_sources.find_releases import (
+    ReleaseFinder,
     describe_local_files,
     describe_oci_image,
-    describe_release,
     describe_urls,
     find_source,
-    list_releases,
 )
 from gitboot.image_sources.index_formats import FileRole, Release, ReleaseFiles
 from gitboot.model.image_source import ImageSource
@@ -56,16 +55,20 @@ def site(people: Mapping[str, Person], tmp_path: Path) -> Iterator[VendorSite]:
         yield VendorSite(server, tmp_path, people["vendor"])
 
 
+def make_finder(site: VendorSite, *allowed: str) -> ReleaseFinder:
+    return ReleaseFinder(WebFetcher(), site.trust, Registries(list(map(AllowedRegistry.parse, allowed)), HttpClient()))
+
+
 def list_site_releases(site: VendorSite, source: ImageSource | str, channel: str | None = None) -> tuple[Release, ...]:
     source = site.source(source) if isinstance(source, str) else source
-    return list_releases(source, channel, WebFetcher(), site.trust)
+    return make_finder(site).list_releases(source, channel)
 
 
 def describe(
     site: VendorSite, source: ImageSource | str, release: Release, *architectures: Architecture
 ) -> ReleaseFiles:
     source = site.source(source) if isinstance(source, str) else source
-    return describe_release(source, release, architectures or (X86,), WebFetcher(), site.trust)
+    return make_finder(site).describe_release(source, release, architectures or (X86,))
 
 
 def files(site: VendorSite, release_files: ReleaseFiles) -> list[tuple[str, str, str, str | None]]:
@@ -733,21 +736,21 @@ releases: {{format: OCITags, url: "oci://{oci.host}/os/edge", match: "v{{version
 files: {{kernel: {{name: kernel}}, initrds: [{{name: initrds}}]}}
 """,
     )
-    registries = Registries([AllowedRegistry.parse(oci.allowed)], HttpClient())
-    releases = list_releases(source, None, WebFetcher(), site.trust, registries=registries)
+    finder = make_finder(site, oci.allowed)
+    releases = finder.list_releases(source, None)
     assert [each.version for each in releases] == ["1.2.0", "1.10.0"]
-    release_files = describe_release(source, releases[-1], (X86,), WebFetcher(), site.trust, registries=registries)
+    release_files = finder.describe_release(source, releases[-1], (X86,))
     assert [(each.role, each.url, each.sha256, each.size) for each in release_files.files] == [
         (FileRole.KERNEL, f"oci://{oci.host}/os/edge@sha256:{SHA[KERNEL]}", SHA[KERNEL], 6),
         (FileRole.INITRD, f"oci://{oci.host}/os/edge@sha256:{SHA[INITRD]}", SHA[INITRD], 6),
     ]
     with pytest.raises(IncompleteRelease, match="the image has no files for aarch64"):
-        describe_release(source, releases[-1], (X86, ARM), WebFetcher(), site.trust, registries=registries)
-    with pytest.raises(UsageError, match=f"gitboot is not allowed to contact {oci.host}: add `--registries"):
-        list_releases(source, None, WebFetcher(), site.trust)
+        finder.describe_release(source, releases[-1], (X86, ARM))
+    with pytest.raises(RegistryRefused, match="not an allowed registry"):
+        make_finder(site).list_releases(source, None)
     other = structs.replace(releases[0], version="9.9")
     with pytest.raises(IncompleteRelease, match="does not exist in the registry"):
-        describe_release(source, other, (X86,), WebFetcher(), site.trust, registries=registries)
+        finder.describe_release(source, other, (X86,))
 
 
 def test_a_tag_is_described_by_digests(oci: Registry) -> None:

@@ -18,7 +18,8 @@ from gitboot.artifacts.oci import Registries
 from gitboot.artifacts.signatures import SignatureCheck
 from gitboot.errors import UnusableSource
 from gitboot.http_client import HttpClient
-from gitboot.image_sources.image_builder import BuiltImage, ReleaseFinder, build_image
+from gitboot.image_sources.find_releases import ReleaseFinder
+from gitboot.image_sources.image_builder import BuiltImage, build_image
 from gitboot.model.boot_image import DigestOrigin
 from gitboot.model.server import Architecture
 from tests.helpers.artifact_servers import artifact_server

@@ -17,9 +17,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gitboot.artifacts.availability import ArtifactHead, Content
+from gitboot.artifacts.oci import Registries
 from gitboot.artifacts.signatures import VendorKeys
 from gitboot.errors import MalformedIndex, SourceUnavailable, UnusableSource
-from gitboot.image_sources.find_releases import describe_release, list_releases, list_vendor_sources
+from gitboot.http_client import HttpClient
+from gitboot.image_sources.find_releases import ReleaseFinder, list_vendor_sources
 from gitboot.image_sources.index_formats import (
     IndexQuery,
     Release,
@@ -308,10 +310,10 @@ def test_a_built_in_source_raises_only_errors_with_place_cause_and_hint(source: 
         source=source.metadata.name, channel=channel, version="1.0", published=None, index_url=URL, index_signer=None
     )
     with TemporaryDirectory() as folder:
-        trust = VendorKeys(None, Path(folder), shipped=None)
+        finder = ReleaseFinder(server, VendorKeys(None, Path(folder), shipped=None), Registries([], HttpClient()))
         tried: list[Callable[[], Any]] = [
-            lambda: list_releases(source, None, server, trust),
-            lambda: describe_release(source, release, (), server, trust),
+            lambda: finder.list_releases(source, None),
+            lambda: finder.describe_release(source, release, ()),
         ]
         for each in tried:
             try:

@@ -44,8 +44,8 @@ from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.yaml import replace_scalar
 from gitboot.git.branch_writer import branch_contains_files, check_branch, propose_commit, write_bundle
 from gitboot.git.snapshots import WORKTREE, find_fleet_folder, open_snapshot
-from gitboot.image_sources.find_releases import find_source
-from gitboot.image_sources.image_builder import ReleaseFinder, format_origin
+from gitboot.image_sources.find_releases import ReleaseFinder, find_source
+from gitboot.image_sources.image_builder import format_origin
 from gitboot.image_sources.stream_updates import StreamUpdate, StreamUpdater, list_followed_streams
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.model.boot_image import Follow, Provenance, RequiredProvenance, Rollout

@@ -35,13 +35,14 @@ from gitboot.errors import UsageError
 from gitboot.files import create_output_file
 from gitboot.fleet.documents import FleetRepository
 from gitboot.image_sources.find_releases import (
+    ReleaseFinder,
     describe_local_files,
     describe_oci_image,
     describe_urls,
     find_source,
     list_vendor_sources,
 )
-from gitboot.image_sources.image_builder import BuiltImage, ReleaseFinder, build_image, find_image_name, format_origin
+from gitboot.image_sources.image_builder import BuiltImage, build_image, find_image_name, format_origin
 from gitboot.image_sources.index_formats import FileRole, Release, ReleaseFiles
 from gitboot.importers.fleet_files import NewServer, render_server
 from gitboot.jsonio import format_document, to_json_value
