@@ -425,14 +425,12 @@ class InstantType(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            duration = parse_duration(value)
-            if duration is not None:
-                is_signed = value.strip()[0] in "+-"
-                return current_second() + (-duration if self.is_past and not is_signed else duration)
+            if (duration := parse_duration(value)) is None:
+                return parse_instant(value)
+            is_signed = value.strip()[0] in "+-"
+            return current_second() + (-duration if self.is_past and not is_signed else duration)
         except OverflowError:
             self.fail(f"{value!r} is too long: use a shorter duration, or an absolute time", param, context)
-        try:
-            return parse_instant(value)
         except Malformed as error:
             relative = f"as a duration {'before' if self.is_past else 'from'} now: 2h, 30m, 1d12h"
             self.fail(f"{error.message}; {error.hint}, or {relative}", param, context)
@@ -522,19 +520,17 @@ class OutputOption(Struct, frozen=True):
         Escape the lines, except commands for a CI system. In a file, omit colours. An existing file is replaced after
         the last line. Raises `UsageError` if the file cannot be written.
         """
-        if self.format in _COMMAND_FORMATS:
-            lines = list(lines)
-            if self.file is None:
-                write_verbatim("".join(f"{line}\n" for line in lines))
-                return
-        else:
+        is_for_ci = self.format in _COMMAND_FORMATS
+        if not is_for_ci:
             lines = map(escape_lines, lines)
-        if self.file is None:
+        if self.file is not None:
+            plain_lines = map(strip_style, lines)
+            write_output_file(self.file, (f"{line}\n".encode(errors="backslashreplace") for line in plain_lines))
+        elif is_for_ci:
+            write_verbatim("".join(f"{line}\n" for line in lines))
+        else:
             for line in lines:
                 click.echo(line)
-            return
-        lines = map(strip_style, lines)
-        write_output_file(self.file, (f"{line}\n".encode(errors="backslashreplace") for line in lines))
 
 
 def write_outputs(outputs: Iterable[OutputOption], **formats: Callable[[], str]) -> None:

@@ -24,6 +24,7 @@ from gitboot.review.document_changes import (
     SharedChange,
     compare_fields,
     locate_field,
+    map_texts,
 )
 from gitboot.review.reinstalls import Reinstall
 from gitboot.review.rendered_diffs import RenderedChanges, RenderedDiff, hide_decision_secrets
@@ -261,20 +262,16 @@ def _get_comparable_fields(decision: Decision | None) -> Mapping[str, Any] | Non
     digests = [(boot.user_data.digest, "DIGEST") for boot in decision.boots if boot.user_data is not None]
     macs = [(mac_text, "MAC") for mac in decision.macs for mac_text in (mac, mac.replace("-", ":"))]
     replacements = (*digests, (decision.uuid, "UUID"), *macs, (decision.server, "SERVER"))
+
+    def replace_own_values(text: str) -> str:
+        for own_value, placeholder in replacements:
+            text = text.replace(own_value, placeholder)
+        return text
+
     fields = to_json_value(decision)
     fields["maintenances"] = {each["name"]: each for each in fields["maintenances"]}
     identity = {name: fields.pop(name, None) for name in _IDENTITY_FIELDS}
-    return {**_replace_own_values(fields, replacements), **identity}
-
-
-def _replace_own_values(value: Any, replacements: tuple[tuple[str, str], ...]) -> Any:
-    if isinstance(value, str):
-        for own_value, placeholder in replacements:
-            value = value.replace(own_value, placeholder)
-        return value
-    if isinstance(value, Mapping):
-        return {key: _replace_own_values(each, replacements) for key, each in value.items()}
-    return [_replace_own_values(each, replacements) for each in value] if isinstance(value, list) else value
+    return {**map_texts(fields, replace_own_values), **identity}
 
 
 def _list_shown_fields(change: ServerChange) -> Iterator[FieldChange]:

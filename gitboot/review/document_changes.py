@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_network
 from typing import Any, Final, NamedTuple
@@ -305,6 +305,15 @@ def compare_fields(old: Any, new: Any, path: Path = ()) -> Iterator[FieldChange]
             yield from compare_fields(before, after, (*path, number))
     else:
         yield FieldChange(path, old, new)
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a YAML value with each text in it replaced by the result of ``change``."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: map_texts(each, change) for name, each in value.items()}
+    return [map_texts(each, change) for each in value] if isinstance(value, list) else value
 
 
 ONE_TIME_BOOTS: Final = "spec.serving.oneTimeBoots"

@@ -37,6 +37,7 @@ from gitboot.review.document_changes import (
     Location,
     compare_fields,
     locate_field,
+    map_texts,
 )
 from gitboot.review.rendered_diffs import hide_secret_lines
 from gitboot.text import format_count, format_names, printable, version_key
@@ -198,7 +199,8 @@ def compare_provenance(
                 fate=change.fate,
                 replaces_built_in=change.fate is ChangeKind.ADDED and key.name in BUILT_IN_SOURCES,
                 fields=tuple(
-                    each._replace(old=_hide_secrets(each.old), new=_hide_secrets(each.new)) for each in change.fields
+                    each._replace(old=map_texts(each.old, _hide_secret), new=map_texts(each.new, _hide_secret))
+                    for each in change.fields
                 ),
                 place=locate_field(new, key, *change.first_path) if change.fate is not ChangeKind.REMOVED else None,
             )
@@ -217,13 +219,8 @@ def compare_provenance(
     )
 
 
-def _hide_secrets(value: Any) -> Any:
-    """Return a YAML value with HIDDEN instead of strings that look like secrets."""
-    if isinstance(value, str):
-        return f"{value.partition('=')[0]}=HIDDEN" if is_secret_argument(value) else hide_secret_lines(value)
-    if isinstance(value, Mapping):
-        return {name: _hide_secrets(each) for name, each in value.items()}
-    return list(map(_hide_secrets, value)) if isinstance(value, list) else value
+def _hide_secret(text: str) -> str:
+    return f"{text.partition('=')[0]}=HIDDEN" if is_secret_argument(text) else hide_secret_lines(text)
 
 
 def _hide_url_secrets(provenance: Provenance | None) -> Provenance | None:

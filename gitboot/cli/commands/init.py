@@ -106,9 +106,8 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     hashes = "" if "#sha256=" in (source or "") else _HASH_MISSING
     echo_wrapped(_NEXT.format(directory=fleet, quoted=quote_words(fleet), hashes=hashes))
     for name in existing:
-        echo_wrapped(
-            _EXISTS.format(name=name, hint=_HINTS.get(name, "").format(**_build_placeholders(folder))), err=True
-        )
+        hint = _HINTS.get(name, "").format(slug=_build_slug(folder), subpath=folder)
+        echo_wrapped(_EXISTS.format(name=name, hint=hint), err=True)
     if source is None:
         echo_wrapped(_UNKNOWN_SOURCE, err=True)
 
@@ -133,7 +132,7 @@ def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
 
 def build_ci_file_path(name: str, subpath: str) -> str:
     """Return the path of a CI file. With a subpath, the file name is unique in the repository."""
-    slug = _build_placeholders(subpath)["slug"]
+    slug = _build_slug(subpath)
     if name == _GITLAB and subpath:
         return f".gitlab/gitboot{slug}.yml"
     return name.replace(".yml", f"{slug}.yml") if name.startswith((".github/", ".gitea/")) else name
@@ -149,15 +148,15 @@ _VARIABLES: Final = re.compile(
 
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     """Return the content of a file in the new fleet. The CI jobs of the fleet install the requirement ``gitboot``."""
-    place = _build_placeholders(subpath)
-    text = _PROPOSE.sub(lambda place: indent(_PROPOSE_IMAGES.read_text(), place[1]), (SEED / name).read_text())
+    slug = _build_slug(subpath)
+    text = _PROPOSE.sub(lambda match: indent(_PROPOSE_IMAGES.read_text(), match[1]), (SEED / name).read_text())
     if name in CI and subpath:  # the fleet in the subpath has its own instance
-        text = _VARIABLES.sub(rf"\g<0>_{place['slug'].strip('-').replace('-', '_').upper()}", text)
+        text = _VARIABLES.sub(rf"\g<0>_{slug.strip('-').replace('-', '_').upper()}", text)
     for token, value in (
         ("@GITBOOT@", json.dumps(gitboot)[1:-1]),
         ("@SUBPATH@", json.dumps(subpath)[1:-1]),
         ("@PACKAGES@", json.dumps(f"{subpath}/{PACKAGES}" if subpath else PACKAGES)[1:-1]),
-        ("@SLUG@", place["slug"]),
+        ("@SLUG@", slug),
         ("@BELOW@", f" {quote_words(subpath)}" if subpath else ""),
     ):
         text = text.replace(token, value)
@@ -197,9 +196,9 @@ def build_requirements_file(gitboot: str = THIS_VERSION, subpath: str = "") -> s
     return "\n".join((_PACKAGES + ("" if digest else hint) + line, *needed, ""))
 
 
-def _build_placeholders(subpath: str) -> dict[str, str]:
+def _build_slug(subpath: str) -> str:
     slug = re.sub("[^A-Za-z0-9]+", "-", subpath).strip("-")
-    return {"slug": f"-{slug}" if subpath else "", "subpath": subpath}
+    return f"-{slug}" if subpath else ""
 
 
 def find_installed_requirement() -> str | None:
