@@ -72,9 +72,8 @@ def render_fleet(inventory: ImportedInventory, extra_data: ExtraData) -> Importe
     """
     files: dict[str, str] = {}
     items: list[ImportedDocument] = []
-    ready_policies: dict[
-        str, str
-    ] = {}  # the policy for each boot whose documents are complete, by the name of the boot
+    # the policy for each boot whose documents are complete, by the name of the boot
+    ready_policies: dict[str, str] = {}
     for name, boot in _assign_names((boot.name, boot) for boot in inventory.boots).items():
         item, texts = _render_boot(name, boot, extra_data)
         files |= texts
@@ -96,21 +95,15 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for source_name, each in sorted(pairs, key=lambda pair: (build_document_name(pair[0]) != pair[0], pair[0])):
-        name, number = build_document_name(source_name), 1
+        valid_name = build_document_name(source_name)
+        name, number = valid_name, 1
         while name in found:
             number += 1
-            name = f"{build_document_name(source_name)}-{number}"
+            name = f"{valid_name}-{number}"
         if name != source_name:
-            is_valid = build_document_name(source_name) == source_name
-            invalid, repeated = f"{source_name} is not a valid document name", f"{source_name} is not unique"
-            fault = repeated if is_valid else invalid
-            each = structs.replace(
-                each,
-                remarks=(
-                    *each.remarks,
-                    remark_guessed(f"the import changed the name, because {fault}"),
-                ),
-            )
+            fault = "unique" if valid_name == source_name else "a valid document name"
+            remark = remark_guessed(f"the import changed the name, because {source_name} is not {fault}")
+            each = structs.replace(each, remarks=(*each.remarks, remark))
         found[name] = each
     return found
 

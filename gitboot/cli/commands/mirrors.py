@@ -25,6 +25,7 @@ from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachineRecorder
 from gitboot.files import convert_os_errors, is_directory, is_file, write_output_file
 from gitboot.jsonio import format_document, format_instant
+from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, parse_keys
 from gitboot.render.paths import BOOT
 from gitboot.standard_streams import style
 from gitboot.status.conditions import Event
@@ -144,7 +145,6 @@ def command(
     )
     from gitboot.publish.mirror_repair import render_mirror_files
     from gitboot.publish.signed_list_check import build_list_details, compare_with_list
-    from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP
 
     if program_folder is not None:
         if source is None or not keys:
@@ -272,8 +272,6 @@ def _resolve_folder(mirror: str) -> Path:
 
 
 def _parse_public_keys(text: str) -> list[bytes]:
-    from gitboot.publish.signed_list_reader import parse_keys
-
     try:
         is_key = len(text) == 64 and not Path(text).exists()
         return parse_keys(text if is_key else Path(text).read_text())
