@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from functools import cache
 from itertools import pairwise
 from typing import Final, NamedTuple, TypeVar
@@ -127,25 +127,24 @@ class _PathSearch:
     commits: Sequence[PathCommit]
     judge_step: JudgeStep
     approvals: Acknowledgements
-    reinstalls_need: ReinstallsNeed | None
-    used_ack_ids: Container[str]
+    reinstalls_need: InitVar[ReinstallsNeed | None]
+    used_ack_ids: InitVar[Container[str]]
     on_step: StepCallback
     paths: dict[int, _PartialPath] = field(default_factory=lambda: {0: _PartialPath()})
-    matched_lines: set[_AckPosition | str] = field(
-        default_factory=set
-    )  # lines with the digest of a step that ends at the line's commit or before it
+    # lines with the digest of a step that ends at the line's commit or before it
+    matched_lines: set[_AckPosition | str] = field(default_factory=set)
     effective_lines: set[_AckPosition] = field(default_factory=set)  # lines with the digest of any step
     waits: bool = False  # whether a step must wait although no guard holds it
     lines: tuple[_AckPosition, ...] = field(init=False)
     malformed_lines: tuple[IgnoredLine, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, reinstalls_need: ReinstallsNeed | None, used_ack_ids: Container[str]) -> None:
         positions = tuple(enumerate(self.commits, 1))
         first = {each.content: position for position, commit in reversed(positions) for each in commit.messages}
         found = [
             (position, each)
             for position, commit in positions
-            for each in parse_ack_lines(commit.messages, self.reinstalls_need, self.used_ack_ids)
+            for each in parse_ack_lines(commit.messages, reinstalls_need, used_ack_ids)
         ]
         self.lines = tuple(
             _AckPosition(first[each.content], each, first[each.content] < position)
@@ -188,10 +187,9 @@ class _PathSearch:
         acks_by_guard: dict[str, _AckPosition | tuple[str, str]] = {
             each[1]: each for each in self.approvals.keys() - path.used if each[0] == step.verdict.digest
         }
-        for line in sorted(usable, key=lambda line: (line.position < step.new, line.position), reverse=True):
-            acks_by_guard[line.ack.guard] = (
-                line  # the last assignment wins, so a line of the next commit has precedence
-            )
+        # the last line for a guard wins, so a line of the next commit has precedence
+        usable.sort(key=lambda line: (line.position < step.new, line.position), reverse=True)
+        acks_by_guard |= {line.ack.guard: line for line in usable}
         by = {
             guard: each.ack.by if isinstance(each, _AckPosition) else self.approvals[each]
             for guard, each in acks_by_guard.items()
@@ -307,9 +305,8 @@ def judge_by_steps(
     ]
     found = find_commit_path(path_commits, judge_step, reinstalls_need=reinstalls_need, used_ack_ids=used_ack_ids)
     if found.held_step is None:
-        trips = tuple(
-            trip for step in found.accepted_steps for trip in step.verdict.trips
-        )  # all of the commits are acknowledged
+        # all of the commits are acknowledged
+        trips = tuple(trip for step in found.accepted_steps for trip in step.verdict.trips)
         return structs.replace(verdict, trips=trips), (), found.ignored_lines
     # The commits together may be harmless although one commit is not. An instance may fetch this commit without the
     # later commits.

@@ -122,7 +122,7 @@ class BmcChange(Struct, frozen=True, kw_only=True):
 
 _IDENTITY_REASONS: Final = frozenset(
     {ReinstallReason.ADDRESS, ReinstallReason.UUID, ReinstallReason.NAME, ReinstallReason.NID, ReinstallReason.SERIAL}
-)  # identities
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -376,9 +376,8 @@ def _compare_server(
     both = (old, new) if old is not None and new is not None else None
     is_same = both is not None and both[0].digest == both[1].digest
     all_files = shared_change is not None and affects_all_files(shared_change)
-    if (
-        is_same and not all_files and not identity_reinstalls
-    ):  # only fields that are not part of the decision differ, such as addresses
+    # only fields that are not part of the decision differ, such as addresses
+    if is_same and not all_files and not identity_reinstalls:
         return None
     reinstalls = find_reinstalls(*both) if both is not None and not is_same else ()
     reinstalls += identity_reinstalls

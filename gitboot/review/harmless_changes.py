@@ -117,9 +117,8 @@ def compute_spans(decision: Decision, times: tuple[datetime, ...]) -> Iterator[D
         return
     policy = _build_policy_demand(decision.policy)
     always_boots = policy.boot is not None and not policy.writes_disk and isinstance(policy.condition, EveryBoot)
-    replacement = (
-        policy if always_boots else Demand(boot=None, disk=policy.disk)
-    )  # the demand that replaces a stopped boot
+    # the demand that replaces a stopped boot
+    replacement = policy if always_boots else Demand(boot=None, disk=policy.disk)
     for time in times:
         active = [each for each in decision.maintenances if each.is_active(time)]
         active.sort(key=lambda maintenance: maintenance.priority, reverse=True)
