@@ -281,7 +281,7 @@ TABLES: Final = {
     "bmc_enroll": 2,
     "diff_and_comment": 1,
     "history": 2,
-    "images": 9,
+    "images": 2,
     "instance": 2,
     "mirrors": 2,
     "new": 1,

@@ -513,7 +513,7 @@ _force_option = click.option("--force", is_flag=True, help="Act at once, without
     cls=Group,
     example=("gitboot bmc power reset web01 --reason 'kernel hang' \\\n    --state /var/lib/gitboot"),
 )
-def power() -> None:
+def power_command() -> None:
     """Show which machines are on; switch or reset them.
 
     A machine that starts boots what its plan specifies. A command that changes power shows the plans first. gitboot
@@ -522,7 +522,7 @@ def power() -> None:
     """
 
 
-@power.command(
+@power_command.command(
     "get",
     context_settings=VARIABLES,
     example=("gitboot bmc power get --state /var/lib/gitboot \\\n    --credentials /etc/gitboot/bmc"),
@@ -569,7 +569,7 @@ def power_get(
         sys.exit(Exit.PARTIAL)
 
 
-@power.command(
+@power_command.command(
     "on",
     context_settings=VARIABLES,
     example="gitboot bmc power on web01 --reason 'repair done' --state /var/lib/gitboot",
@@ -594,7 +594,7 @@ def power_on(servers: tuple[str, ...], **options: Any) -> None:
     _change_power("on", servers, force=False, **options)
 
 
-@power.command(
+@power_command.command(
     "off",
     context_settings=VARIABLES,
     example="gitboot bmc power off web01 --reason 'repair' --state /var/lib/gitboot",
@@ -620,7 +620,7 @@ def power_off(servers: tuple[str, ...], **options: Any) -> None:
     _change_power("off", servers, **options)
 
 
-@power.command(
+@power_command.command(
     "reset",
     context_settings=VARIABLES,
     example=("gitboot bmc power reset web01 --reason 'kernel hang' \\\n    --state /var/lib/gitboot"),
