@@ -454,8 +454,6 @@ class Workers(Struct, frozen=True, kw_only=True):
 
         ``files`` are blobs with their paths. The caller must parse the files that are missing from the result.
         """
-        if self.number < 2:
-            return {}
 
         def parse_file(each: tuple[BlobId, str]) -> bytes | None:
             found = read_blob(snapshot, *each)
