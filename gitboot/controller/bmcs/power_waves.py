@@ -26,12 +26,6 @@ def update_power_waves(schedule: Schedule, snapshot: LedgerSnapshot, at: datetim
 
     A maintenance stops if a machine does not come back within ``timeout`` after gitboot has reset it.
     """
-    if not schedule.power:
-        return (
-            structs.replace(schedule, in_wave=frozenset(), stopped_maintenances={})
-            if schedule.in_wave or schedule.stopped_maintenances
-            else schedule
-        )
     in_wave, members, uuids = set[SystemUuid](), list[WaveMember](), {}
     for uuid, power in sorted(schedule.power.items()):
         task, bmc = schedule.tasks[uuid], schedule.bmcs.get(uuid)
