@@ -85,7 +85,7 @@ _TAKE: Final = f"""
 _RENEW: Final = f"UPDATE lease SET until = {_LEASE_END} WHERE holder = %(holder)s AND epoch = %(epoch)s RETURNING 1"  # noqa: S608
 _SELECT_HOLDER: Final = "SELECT place, holder FROM lease"
 _SELECT_OTHER_HOLDER: Final = "SELECT place, holder FROM lease WHERE until > clock_timestamp() AND holder <> %s"
-_PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
+_FOLLOWED_FACTS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes', 'branch', 'accepted')"
 _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' || current_schema(), 0))"
 
 # Errors that restoring a backup can fix. Others have causes outside of the data, such as a missing privilege.
@@ -448,26 +448,16 @@ class LeaseConnection:
             raise build_moved_error(self.name, rows[0][0])
         return rows[0][0] if rows else None
 
-    def read_progress(self) -> tuple[str, int] | None:
-        """Return the ledger's identity and change number, or None if the database cannot currently be read."""
-        try:
-            found: dict[str, str] = dict(self._get_connection().execute(_PROGRESS).fetchall())
-            return found["identity"], int(found.get("changes", 0))
-        except (psycopg.Error, LedgerError, LookupError, ValueError):
-            self.close()
-            return None
+    def read_followed_facts(self) -> dict[str, str]:
+        """Return the facts that a standby follows, or {} if the database cannot currently be read.
 
-    def read_fact(self, name: str) -> str | None:
-        """Return a fact about the active instance, such as the branch that it follows.
-
-        Return None if the fact is missing or cannot be read.
+        These are the ledger's identity and change number, and the active instance's branch and accepted commit.
         """
         try:
-            found = self._get_connection().execute("SELECT value FROM facts WHERE name = %s", (name,)).fetchone()
+            return dict(self._get_connection().execute(_FOLLOWED_FACTS).fetchall())
         except (psycopg.Error, LedgerError):
             self.close()
-            return None
-        return str(found[0]) if found is not None else None
+            return {}
 
     def _get_connection(self) -> LimitedConnection:
         if self._connection is None:

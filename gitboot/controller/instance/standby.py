@@ -151,17 +151,15 @@ class Standby:
                 raise
             return _classify_error(error), str(error)
         self._is_patient = True
-        if other is not None:
-            self._store_progress(connection.read_progress())
-            self._reference = self._settings.git.reference or connection.read_fact("branch") or self._reference
-            if (accepted := connection.read_fact("accepted")) not in (None, self._accepted):
-                self._accepted = accepted
-                self._wake_event.set()
-        return (
-            (_STANDBY_STARTED, f"the instance {other} is active with the ledger {connection.name}")
-            if other is not None
-            else None
-        )
+        if other is None:
+            return None
+        facts = connection.read_followed_facts()
+        self._store_progress(facts)
+        self._reference = self._settings.git.reference or facts.get("branch") or self._reference
+        if (accepted := facts.get("accepted")) not in (None, self._accepted):
+            self._accepted = accepted
+            self._wake_event.set()
+        return _STANDBY_STARTED, f"the instance {other} is active with the ledger {connection.name}"
 
     def _end_windows(self) -> float:
         """Remove from OUTPUT the boots whose windows have ended. Return the seconds until the next window ends."""
@@ -171,16 +169,17 @@ class Standby:
         next_end = self._windows.next_end
         return math.inf if next_end is None else max((next_end - self._clock()).total_seconds(), 0)
 
-    def _store_progress(self, progress: tuple[str, int] | None) -> None:
+    def _store_progress(self, facts: Mapping[str, str]) -> None:
         """Store the ledger's change number.
 
         At a take-over, this instance uses the number to detect whether a backup has replaced the ledger.
         """
         path = get_mark_path(self._settings.state / state_directory.LEDGER)
-        before = read_mark(path)
-        if progress is not None and (before is None or (before[0] == progress[0] and before[1] < progress[1])):
-            with suppress(OSError):
-                write_mark(path, *progress)
+        before, identity = read_mark(path), facts.get("identity")
+        with suppress(OSError, ValueError):
+            changes = int(facts.get("changes", 0))
+            if identity is not None and (before is None or (before[0] == identity and before[1] < changes)):
+                write_mark(path, identity, changes)
 
     def report_failure(self, error: LedgerError) -> None:
         """Report that gitboot took the lease but then could not read the ledger.
