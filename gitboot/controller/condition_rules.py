@@ -31,6 +31,7 @@ from gitboot.controller.output_conditions import (
     find_withheld_files,
 )
 from gitboot.controller.records.ledger_trust import (
+    CLOCK_TEXTS,
     describe_clock_lag,
     describe_unsynced_clock,
     describe_unverified_ledger,
@@ -46,9 +47,12 @@ from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Run, St
 from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.review.acknowledgements import SHOWN_DIGITS
 from gitboot.status.conditions import LOCKED_LEDGER, OR_WRITE, Condition, Event, find_condition_type, find_remedy
-from gitboot.system_clock import ClockState
 from gitboot.text import format_age, format_count, format_omitted
 
+_EXPECTED: Final = "This is expected if the other instance is meant to be active"
+_MAX_JOINED: Final = 3  # servers that most messages name
+_MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
+_MAX_SECRETS: Final = 3  # secrets that one message names
 # Maximum number of servers in a remedy. When the operator has handled these servers, the remedy names the next ones.
 _MAX_NAMED: Final = 20
 
@@ -219,9 +223,6 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
         yield "HistoryComplete", False, "CommitMissing", message
 
 
-_EXPECTED: Final = "This is expected if the other instance is meant to be active"
-
-
 def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
     snapshot, accepted, orders = state.snapshot, state.attempt.accepted, state.attempt.orders
     identity = snapshot.facts.identity
@@ -321,14 +322,6 @@ def _build_evidence_condition(plans: Plans, commit: Commit) -> Finding:
     return "EvidenceAvailable", False, "NoEvidence", message
 
 
-_CLOCK_STATES: Final = {
-    ClockState.SYNCHRONISED: "a time service controls the clock",
-    ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
-    ClockState.NEVER_SET: "no time service has set the clock since boot, which is usual in a container",
-    ClockState.UNKNOWN: "the kernel does not report whether a time service controls the clock",
-}
-
-
 def _find_stop_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     facts, claims = state.snapshot.facts, state.snapshot.claims
     by_fleet = find_fleet_stop(state.attempt.accepted, state.attempt.orders)
@@ -361,7 +354,7 @@ def _find_stop_conditions(state: InstanceState, at: datetime) -> Iterator[Findin
     elif (wrong := describe_unsynced_clock(facts, state.clock_state)) is not None:
         yield "ClockTrusted", False, "Unsynchronised", f"gitboot does not change BMCs, because {wrong}"
     else:
-        yield "ClockTrusted", True, str(state.clock_state), _CLOCK_STATES[state.clock_state]
+        yield "ClockTrusted", True, str(state.clock_state), CLOCK_TEXTS[state.clock_state]
 
 
 def _find_commit_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
@@ -429,11 +422,10 @@ def _describe_unknown_runs(plans: Plans, serves: Mapping[str, StepEvidence]) -> 
 def _describe_overdue_runs(runs: Mapping[str, tuple[str, Run]]) -> str:
     if len(runs) == 1:
         ((name, (maintenance, run)),) = runs.items()
-        fetched = f"{name} fetched the boot files for Maintenance/{maintenance}"
-        used = f"{name} used the boot override for Maintenance/{maintenance}"
+        what = "fetched the boot files" if run.given is None or run.given.path else "used the boot override"
         return (
-            f"{fetched if run.given is None or run.given.path else used} at {format_instant(run.at)}, but the "
-            "maintenance has not started. gitboot will not serve these boot files again"
+            f"{name} {what} for Maintenance/{maintenance} at {format_instant(run.at)}, but the maintenance has not "
+            "started. gitboot will not serve these boot files again"
         )
     details = {name: f"Maintenance/{each} at {format_instant(run.at)}" for name, (each, run) in runs.items()}
     return (
@@ -448,11 +440,8 @@ def _describe_request(request: StepEvidence) -> str:
 
 def _describe_failure(failure: Failure) -> str:
     when, last = format_instant(failure.at), failure.log.splitlines()[-1:]
-    return (
-        f'{failure.client} reported "{last[0]}" at {when}'
-        if last
-        else f"{failure.client} reported the failure at {when}"
-    )
+    what = f'"{last[0]}"' if last else "the failure"
+    return f"{failure.client} reported {what} at {when}"
 
 
 # The texts for one server and for several servers, the worst reason first. NAMES are the servers.
@@ -613,9 +602,6 @@ def _find_bmc_conditions(state: InstanceState, at: datetime) -> Iterator[Finding
         )
 
 
-_MAX_ANSWERS: Final = 3  # answers of URLs that one message contains
-
-
 def _find_maintenance_conditions(state: InstanceState) -> Iterator[Finding]:
     groups: defaultdict[tuple[str, Cause], list[str]] = defaultdict(list)
     for name, maintenance in state.plans.waiting.items():
@@ -714,9 +700,6 @@ def _find_request_conditions(state: InstanceState) -> Iterator[Finding]:
         yield "ProxiesTrusted", False, "Unnamed", log_entries.build_untrusted_proxy_message(named)
 
 
-_MAX_SECRETS: Final = 3  # secrets that one message names
-
-
 def _find_secret_conditions(state: InstanceState) -> Iterator[Finding]:
     if not (found := _find_unexpected_fetches(state)):
         return
@@ -748,9 +731,6 @@ def _find_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetc
         for uuid, each in state.snapshot.secret_fetches.items()
         if each.is_unexpected and uuid in machines
     }
-
-
-_MAX_JOINED: Final = 3  # servers that most messages name
 
 
 def _list(details: Mapping[str, str]) -> str:

@@ -48,6 +48,15 @@ def describe_clock_lag(facts: Facts, at: datetime) -> str | None:
     )
 
 
+# The texts about a clock that gitboot trusts.
+CLOCK_TEXTS: Final = {
+    ClockState.SYNCHRONISED: "a time service controls the clock",
+    ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
+    ClockState.NEVER_SET: "no time service has set the clock since boot, which is usual in a container",
+    ClockState.UNKNOWN: "the kernel does not report whether a time service controls the clock",
+}
+
+
 def describe_unsynced_clock(facts: Facts, clock_state: ClockState) -> str | None:
     """Return a message if no time service synchronizes the clock, otherwise None.
 
