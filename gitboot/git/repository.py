@@ -199,7 +199,7 @@ class StoredRepository:
         return convert_errors(self.path, self._error_type)
 
 
-class MalformedTree(Exception):
+class MalformedTree(pygit2.GitError):
     """The error for a Git tree that is malformed or too large."""
 
 

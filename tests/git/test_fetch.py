@@ -660,6 +660,16 @@ def test_a_push_by_a_process_equals_one_without(
 # A running instance
 
 
+def test_a_malformed_tree_of_a_repository_on_this_machine_is_an_error_of_the_fetch(
+    tmp_path: Path, work: WorkTree, fetcher: FetchProcess
+) -> None:
+    made = ["git", "hash-object", "-t", "tree", "-w", "--stdin", "--literally"]
+    tree = subprocess.run(made, cwd=work.path, input=b"no tree", capture_output=True, check=True).stdout.decode()
+    work.git("update-ref", "HEAD", work.git("commit-tree", tree.strip(), "-m", "malformed"))
+    with pytest.raises(SourceError, match=r"tree [0-9a-f]{40} is malformed"):
+        fetcher.fetch(Remote(url=str(work.path)), tmp_path / "clone", into_new_clone=True)
+
+
 def test_finding_c3_a_slow_fetch_is_a_condition_and_reconcile_reports_it(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "git")
     first = repository.push({"fleet.yaml": "---\n".join(SEED)})
