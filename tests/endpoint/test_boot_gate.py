@@ -198,7 +198,7 @@ def test_an_installer_that_has_reported_gets_no_further_boot(here: Site, report:
     reported = fleet_document("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
     fleet = (reported, ONCE[1], *(several if "name: flatcar-1" in each else each for each in ONCE[2:]))
     first = StepEvidence(BEFORE - timedelta(minutes=5), ENTRY.removeprefix("/"), ADDRESS)
-    begun = Record(attempts=(InstallAttempt(key="provision/1", boots=(first,)),))
+    begun = Record(attempts=(InstallAttempt(key="provision/0", boots=(first,)),))
     published = plan_fleet(*fleet, records={"web01": begun})
     here.publish(published, commit="2")
     token = published.servers["web01"].decision.token
