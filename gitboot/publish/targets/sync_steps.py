@@ -33,6 +33,7 @@ from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Role, Stage, is_c
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
+CONTESTED: Final = "ops/contested.json"
 SHARED: Final = ""  # this text replaces a server name for files that do not belong to a server
 LIST: Final = ".list"  # this text replaces a server name for the signed list; a server cannot have this name
 _T = TypeVar("_T")
@@ -40,7 +41,9 @@ _Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # the number
 _Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 # Without this pattern, anyone who can write to a target could list files outside of the folder for machines.
 _Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
+_ContestedPath = Annotated[str, msgspec.Meta(pattern=r"\A(?:boot|ops/shards)(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _SHARDS: Final = "ops/shards/"
+_MAX_CONTESTED: Final = 20_000  # each `load` reads these files; a step has about 2,000 scripts, or 10,000 with rsync
 _MAX_SHARDS_BYTES: Final = 1 << 30  # the maximum size of all shards of a target together
 # the number of servers in one step; with small steps, the end of a window does not wait for the whole fleet
 _MAX_SERVERS: Final = 200
@@ -98,6 +101,7 @@ class TargetContent(Struct, frozen=True, kw_only=True):
     servers: frozenset[str]  # the servers in the shards
     withheld: frozenset[str]  # the servers whose one-time boot was omitted
     unlisted_paths: frozenset[str]
+    contested_paths: frozenset[str] = frozenset()  # files that another process may still write or remove
 
 
 def find_shard_number(server: str) -> str:
@@ -145,6 +149,7 @@ parse_head: Final = _build_parser(TargetHead, "the file is not a target head in 
 parse_units: Final = _build_parser(dict[str, ServerFiles], "the file is not a target shard")
 # parses the list of the files at a target that are in no shard
 parse_unlisted: Final = _build_parser(frozenset[_Path], "the file is not a list of paths")
+_parse_contested: Final = _build_parser(list[_ContestedPath], "the file is not a list of paths")
 
 
 def render_head(head: TargetHead) -> bytes:
@@ -427,9 +432,7 @@ def plan_next_step(
     Unused content stays on the target as long as it stays in the tree. A path that moves to another server stays until
     that server is updated.
     """
-    removed_servers = target_content.servers - summary.states.keys()
-
-    urgent_servers = tree.urgent_servers
+    removed_servers, urgent_servers = target_content.servers - summary.states.keys(), tree.urgent_servers
 
     def order(server: str) -> tuple[bool, bool, bool, bool, bool, str, str]:
         # Sort servers by shard, because each step writes complete shards.
@@ -497,6 +500,9 @@ def plan_next_step(
         if previous_files.get(path) != new_files[path] or path in target_content.unlisted_paths
     }
     rendered = {number: render_units(shard) if shard else b"" for number, shard in shards.items()}
+    for number in shards:
+        while rendered[number] and _shard_path(compute_digest(rendered[number])) in target_content.contested_paths:
+            rendered[number] += b"\n"  # another process may remove the shard at this path
     digests = {number: digest for number, digest in target_content.head.shards.items() if number not in rendered}
     digests |= {number: compute_digest(data) for number, data in rendered.items() if data}
     return TargetStep(
@@ -537,6 +543,7 @@ def apply_step(target_content: TargetContent, step: TargetStep) -> TargetContent
         withheld=(target_content.withheld - step.units.keys())
         | {server for server, unit in present_units.items() if unit.withheld},
         unlisted_paths=step.unlisted_paths,
+        contested_paths=target_content.contested_paths,
     )
 
 
@@ -562,9 +569,9 @@ class StoreTarget:
         self._ledger, self._heir_of, self._writer = ledger, heir_of, writer
         self._last_head: StoredFile | None = None  # the head that this process wrote or read last
         self._last_unlisted: StoredFile | None = None  # the `UNLISTED` file that this process wrote or read last
-        # The scripts that another process may still write if it was only paused. Each `load` compares these scripts
-        # with the shards.
-        self._contested_paths: frozenset[str] = frozenset()
+        # The scripts and shards that another process may still write or remove if it was only paused, oldest first. Each
+        # `load` compares the scripts with the shards. The file `CONTESTED` lists the paths for the next process.
+        self._contested_paths: dict[str, None] = {}
 
     def load(self) -> TargetContent:
         """Return the content of the target, and claim the target for this process.
@@ -575,14 +582,22 @@ class StoreTarget:
         # List the shards before the claim, because the next process may write shards while this process is paused.
         shard_paths = store.names(_SHARDS)
         head = self._claim(store)
-        unlisted_file = store.get(UNLISTED)
+        unused_shards = sorted({*shard_paths}.difference(map(_shard_path, head.shards.values())))
+        unlisted_file, contested_file = store.get(UNLISTED), store.get(CONTESTED)
+        try:
+            contested_paths = _parse_contested(contested_file.content) if contested_file is not None else []
+        except ValueError as error:
+            raise self._build_damage_error(CONTESTED) from error
+        self._contested_paths = dict.fromkeys([*contested_paths, *self._contested_paths, *unused_shards])
         found = self._read_target_content(store, head, unlisted_file)
         if unlisted_file != self._last_unlisted:  # another process wrote the file, or a response was lost
-            self._contested_paths |= {path for path in found.unlisted_paths if not is_content(path)}
-            self._last_unlisted = unlisted_file
-        kept = {_shard_path(digest) for digest in head.shards.values()}
-        store.remove(path for path in shard_paths if path not in kept)
-        return found
+            self._contested_paths |= {path: None for path in sorted(found.unlisted_paths) if not is_content(path)}
+        data = encode_canonical([*self._contested_paths][-_MAX_CONTESTED:]) + b"\n"
+        if self._contested_paths and (contested_file is None or contested_file.content != data):
+            store.replace(CONTESTED, data)
+        self._last_unlisted = unlisted_file
+        store.remove(unused_shards)
+        return structs.replace(found, contested_paths=frozenset(self._contested_paths))
 
     def observe(self, hint: str) -> TargetContent | None:
         """Return the content of the target without writing, or None if no process has claimed the target.
@@ -758,7 +773,7 @@ class StoreTarget:
             path: unit.files[path]
             for shard in shards
             for unit in shard.values()
-            for path in self._contested_paths & unit.files.keys()
+            for path in self._contested_paths.keys() & unit.files.keys()
         }
         overwritten: list[str] = []
 
@@ -766,7 +781,7 @@ class StoreTarget:
             if (compute_digest(found.content) if found is not None else None) != expected.get(path):
                 overwritten.append(path)
 
-        store.get_each(sorted(self._contested_paths), compare)
+        store.get_each(sorted(path for path in self._contested_paths if path.startswith(BOOT)), compare)
         return overwritten
 
     def _parse_verified_shard(self, digest: str, stored_file: StoredFile | None) -> Shard:

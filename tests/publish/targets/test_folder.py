@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from hashlib import sha256
@@ -315,6 +315,34 @@ def test_a_process_that_is_paused_in_a_load_does_not_remove_the_shards_of_the_ne
     site.target.load()
     successor.follow()
     successor.assert_holds(3)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("removes_shard", [False, True], ids=["a boot script", "a shard"])
+def test_the_next_load_repairs_what_a_paused_process_removed_after_another_process_took_its_target(
+    site: Site, successor: Site, monkeypatch: pytest.MonkeyPatch, removes_shard: bool, restarts: bool
+) -> None:
+    """The next process writes the same boot script, or the same shard, again."""
+    version, remove = 1 if removes_shard else 3, TargetFolder.remove
+    site.deliver(1)
+    site.publish(2, (0, 1))
+
+    def pause(folder: TargetFolder, paths: Iterable[str]) -> None:
+        removed = list(paths)
+        if any(path.startswith("ops/shards/") if removes_shard else path == ENTRIES[2] for path in removed):
+            monkeypatch.setattr(TargetFolder, "remove", remove)
+            successor.deliver(version)
+            if restarts:
+                successor.open_target("third")
+                successor.follow()
+        remove(folder, removed)
+
+    monkeypatch.setattr(TargetFolder, "remove", pause)
+    with pytest.raises(LockedByAnother):
+        site.follow()
+    assert removes_shard or ENTRIES[2] not in site.read_served()
+    successor.follow()
+    successor.assert_holds(version)
 
 
 def test_after_an_interrupted_step_a_new_process_writes_boot_scripts_only_once(
