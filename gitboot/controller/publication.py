@@ -625,7 +625,7 @@ class FollowedTarget:
         """Replace the files of windows that have ended.
 
         Before the first publication of this process, the targets that follow are not updated, because they may be newer
-        than this target.
+        than this target. The first publication then updates these servers first.
         """
         servers: tuple[str, ...] = ()
         try:
@@ -642,6 +642,8 @@ class FollowedTarget:
         """Start to copy the files of servers whose windows ended in this target to the targets that follow."""
         if servers and self._has_published:
             self.followers.end_windows(servers, at)
+        elif servers:  # the first publication of this process may change all servers
+            self.followers.prioritize(servers)
 
 
 def build_followers(

@@ -50,6 +50,7 @@ from gitboot.publish.targets.sync_steps import (
     find_shard_number,
     plan_next_step,
 )
+from gitboot.publish.tree_changes import EndedWindows
 from gitboot.render.endpoint_files import DiskWrite, ListedFile, PathVersion, PublishedServer
 from gitboot.render.page import NO_UPDATES
 from gitboot.render.paths import File, Role, find_content_type, find_delivery
@@ -535,6 +536,25 @@ def test_e38_a_renewed_list_of_a_restored_older_tree_is_not_copied_to_a_target(t
         assert followed.renew_list(AT + 2 * DAY).expires == AT + 2 * DAY + VALID
         followers.wait(60)
     assert [step.head.commit for step in memory_target.steps] == ["beef", "beef"]
+
+
+def test_a_server_whose_window_ends_before_the_first_publication_does_not_wait_for_the_other_servers(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example, gitboot was upgraded, and writes the files of all servers again."""
+    servers, shared = split(fleet(2))
+    last = max(servers, key=lambda server: (find_shard_number(server), server))
+    memory_target = MemoryTarget(known=tuple(servers))
+    with (
+        Followers([follower(out, memory_target)]).running() as followers,
+        OutputDirectory.open(out, ledger="ours") as directory,
+    ):
+        monkeypatch.setattr(directory, "end_windows", lambda _: EndedWindows((last,), None))
+        followed = FollowedTarget(directory, followers)
+        followed.end_windows(AT)
+        followed.publish(servers, shared, complete=True, commit="beef", at=AT + DAY, parts=NO_UPDATES)
+        followers.wait(60)
+    assert [*memory_target.steps[0].units] == [last]
 
 
 def test_finding_m8_a_failed_target_is_tried_at_once_on_request_and_at_a_transition(out: Path) -> None:
