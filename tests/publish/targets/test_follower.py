@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import threading
@@ -763,6 +764,40 @@ def test_a_file_that_can_never_be_replaced_delays_no_other_file_at_a_target_and_
             assert site.follower.wait(60)
         assert (site.copy / HEAD).stat() == head
         assert site.wake_count == wakes, "each one would cause another reconcile, and another try"
+
+
+def test_a_file_that_cannot_be_read_keeps_no_other_window_open_at_a_target(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, read_from_disk, read_bytes = WindowSite(tmp_path), Disk.read, Path.read_bytes
+    window = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01, web03]}")
+    site.documents = (*SEED, server("web03", "role: web"), window)
+    unreadable = make_script("web03")
+
+    def read_others_from_disk(disk: Disk, path: str, max_bytes: int | None = None) -> bytes | None:
+        if path == unreadable:
+            raise PublishError("input/output error")
+        return read_from_disk(disk, path, max_bytes)
+
+    def read_others(path: Path) -> bytes:
+        if path == site.output / unreadable:
+            raise OSError(errno.EIO, "input/output error")
+        return read_bytes(path)
+
+    with site.running():
+        assert site.follower.wait(60)
+        assert site.images == ("memtest", "memtest")
+        foreign = site.block_publications()
+        with monkeypatch.context() as patch:
+            patch.setattr(Disk, "read", read_others_from_disk)
+            patch.setattr(Path, "read_bytes", read_others)
+            site.reconcile_without_publishing("21T04:00")
+            assert site.images[0] == "disk"
+            assert eventually(lambda: site.images[1] == "disk")
+        foreign.unlink()
+        site.bench.now += DAY
+        site.bench.reconcile()
+        site.assert_copied()
 
 
 def test_a_failed_target_is_tried_at_once_when_a_publication_follows_failed_ones(tmp_path: Path) -> None:
