@@ -478,6 +478,9 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
             "Option '--git-ssh' requires 2 arguments.",
         ),
         ("run {repository} --out {file}/o --state {empty} --once", 8, "Not a directory"),
+        ("run {repository} --out {empty}/o --state {empty} --spool {file}/s --once", 64, "read: Not a directory"),
+        ("run {repository}\udcff --out {empty}/o --state {empty} --once", 64, "\udcff is not valid UTF-8"),
+        ("run {repository} --out {empty}/o --state {empty}/\udcff --once", 64, "\udcff is not valid UTF-8"),
     ],
 )
 def test_a_wrong_input_ends_with_one_message_and_a_code(

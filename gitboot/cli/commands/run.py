@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -411,6 +411,7 @@ def command(**options: Any) -> None:
     """
     log_to_events()
     reject_old_variables()
+    _check_encoding(map(str, options.values()))
     once, dry_run = options.pop("once"), options.pop("dry_run")
     access = take_access_settings(options)
     check_access_settings(access)
@@ -452,6 +453,15 @@ def _list_private_paths(settings: Settings, access: AccessSettings) -> dict[str,
         "--operators-tls": access.operators_tls[1] if access.operators_tls is not None else None,
         "--machines-tls": access.machines_tls[2] if access.machines_tls is not None else None,
     }
+
+
+def _check_encoding(values: Iterable[str]) -> None:
+    """Raise `UsageError` if a value cannot be stored in the ledger or sent to a child process."""
+    for value in values:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise UsageError(f"{value} is not valid UTF-8: rename the file or the directory") from None
 
 
 def _build_settings(

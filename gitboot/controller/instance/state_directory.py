@@ -329,7 +329,7 @@ def check_spool_rights(folder: Path) -> None:
 
     Raises `UsageError`.
     """
-    with suppress(FileNotFoundError):
+    with convert_os_errors(folder, "read"), suppress(FileNotFoundError):
         found = folder.stat()
         if found.st_mode & stat.S_IWOTH and found.st_uid == os.geteuid():
             folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
