@@ -65,7 +65,7 @@ def test_places_and_ports_are_expanded_to_addresses(places: list[str], ports: li
         ("10.0.0.0/33", "is not a network, an address or a host name"),
         ("ftp://10.0.0.7", "is not a BMC address"),
         ("https://root:secret@10.0.0.7", "'https://10.0.0.7' is not a BMC address"),
-        ("https://root:secret/more@10.0.0.7", "'https://10.0.0.7' is not a BMC address"),
+        ("https://root:secret/more@10.0.0.7", "'https://…' is not a BMC address"),
         ("10.0.0.7:99999", "'https://10.0.0.7:99999' is not a BMC address"),
         ("https://10.0.0.7:0", "is not a BMC address"),
         ("https://[fd00::4", "is not a BMC address"),
