@@ -621,10 +621,12 @@ def _find_maintenance_conditions(state: InstanceState) -> Iterator[Finding]:
         answer = f" ({'; '.join(answers[:_MAX_ANSWERS])})" if answers else ""
         messages.append(f"{what}: {_join(names, _MAX_NAMED)}{answer}")
     message = f"{'. '.join(messages)}. gitboot does not reset these servers or offer them the maintenance boot"
-    waits_for_approval = any(cause is Cause.WAITING_FOR_APPROVAL for _, cause in groups)
-    reason = "WaitingForApproval" if waits_for_approval else "WaitingForDrain"
-    is_unlisted = any(each.is_unlisted for each in state.hook_failures)
-    yield "MaintenancesCleared", False, "HostNotListed" if is_unlisted else reason, message
+    if any(each.is_unlisted for each in state.hook_failures):
+        yield "MaintenancesCleared", False, "HostNotListed", message
+    elif any(cause is Cause.WAITING_FOR_APPROVAL for _, cause in groups):
+        yield "MaintenancesCleared", False, "WaitingForApproval", message
+    else:
+        yield "MaintenancesCleared", False, "WaitingForDrain", message
 
 
 def _find_process_conditions(state: InstanceState) -> Iterator[Finding]:

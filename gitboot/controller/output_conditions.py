@@ -76,7 +76,7 @@ def find_output_conditions(state: InstanceState, at: datetime) -> Iterator[Findi
         )
         yield "OutputPrivate", False, "ReadableByAll", message
     if signed_list is not None and (signed_list.expires is not None or signed_list.failure is not None):
-        yield "SignedListCurrent", *_describe_signed_list(signed_list, at)
+        yield _build_signed_list_condition(signed_list, at)
     commit, left = state.commit, state.snapshot.facts.left_output or frozenset()
     names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
     limited = [each for each in state.target_status if each.withheld]
@@ -101,7 +101,7 @@ def find_output_conditions(state: InstanceState, at: datetime) -> Iterator[Findi
         yield "OneTimeBootsServed", True, "Served", "an endpoint or the targets serve all one-time boots"
 
 
-def _describe_signed_list(signed_list: SignedListState, at: datetime) -> tuple[bool, str, str]:
+def _build_signed_list_condition(signed_list: SignedListState, at: datetime) -> Finding:
     expires, root_expires = signed_list.expires, signed_list.root_expires
     until = f" until {format_instant(expires)}" if expires is not None else ""
     if signed_list.failure is not None:
@@ -112,22 +112,22 @@ def _describe_signed_list(signed_list: SignedListState, at: datetime) -> tuple[b
             else ""
         )
         message = f"gitboot could not renew the signed list: {error.rstrip('.')}{valid}. {_NOT_CHECKED}"
-        return False, reason, message
+        return "SignedListCurrent", False, reason, message
     if expires is not None and expires <= at:
         message = (
             f"the signed list expired at {format_instant(expires)}, so readers such as gitboot verify-mirror reject "
             f"it. {_NOT_CHECKED}"
         )
-        return False, "Expired", message
+        return "SignedListCurrent", False, "Expired", message
     if root_expires is not None and root_expires - at <= _ROOT_WARNING:
         message = (
             f"the signed list's root metadata expires at {format_instant(root_expires)}. Until then, the signed list "
             f"is valid. After that, readers such as gitboot verify-mirror reject the list. {_NOT_CHECKED}"
         )
-        return False, "RootExpires", message
+        return "SignedListCurrent", False, "RootExpires", message
     if signed_list.signed:
-        return True, "Signed", f"the signed list of boot files is valid{until}"
-    return True, "Unsigned", f"the list of boot files is valid{until}, but not signed"
+        return "SignedListCurrent", True, "Signed", f"the signed list of boot files is valid{until}"
+    return "SignedListCurrent", True, "Unsigned", f"the list of boot files is valid{until}, but not signed"
 
 
 def find_artifact_conditions(state: InstanceState) -> Iterator[Finding]:

@@ -381,9 +381,8 @@ def test_a_window_ends_in_the_tree_of_a_standby_although_a_preparation_is_runnin
         def find_other_holder(self, _: object) -> str:
             return "other:/state"
 
-        def read_progress(self) -> None: ...
-
-        def read_fact(self, _: str) -> None: ...
+        def read_followed_facts(self) -> dict[str, str]:
+            return {}
 
     class EndAfterTwoChecks:
         checks = 0
