@@ -188,15 +188,16 @@ def _check_network_config(text: str) -> None:
 
 
 # The types of the keys below `autoinstall:`. Source: Subiquity, `autoinstall-schema.json`. The installer only warns
-# about unknown keys.
+# about unknown keys. It ignores a key without a value if the types of the key include None (`server/controller.py`).
 _AUTOINSTALL_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     **dict.fromkeys(("interactive-sections", "packages", "snaps", "zdevs"), (list,)),
     **dict.fromkeys(("early-commands", "error-commands", "late-commands"), (list,)),
-    **dict.fromkeys(("debconf-selections", "locale", "shutdown", "timezone", "updates"), (str,)),
-    **dict.fromkeys(("active-directory", "apt", "codecs", "drivers", "identity", "kernel", "keyboard"), (dict,)),
-    **dict.fromkeys(("kernel-crash-dumps", "oem", "refresh-installer", "reporting", "source", "ssh"), (dict,)),
-    **dict.fromkeys(("storage", "ubuntu-advantage", "ubuntu-pro", "user-data"), (dict,)),
-    "proxy": (str, type(None)),
+    **dict.fromkeys(("debconf-selections", "locale", "updates"), (str,)),
+    **dict.fromkeys(("proxy", "shutdown", "timezone"), (str, type(None))),
+    **dict.fromkeys(("active-directory", "apt", "codecs", "drivers", "identity", "kernel"), (dict, type(None))),
+    **dict.fromkeys(("kernel-crash-dumps", "keyboard", "refresh-installer", "reporting"), (dict, type(None))),
+    **dict.fromkeys(("source", "ssh", "storage", "ubuntu-advantage", "ubuntu-pro", "user-data"), (dict, type(None))),
+    "oem": (dict,),
 }
 # the types of the fields below these keys
 _FIELD_TYPES: Final[Mapping[str, Mapping[str, type]]] = {
@@ -265,6 +266,8 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
         )
     for key, value in section.items():
         _check_autoinstall_value(str(key), value, _AUTOINSTALL_TYPES.get(key, (object,)))
+        if value is None:
+            continue
         for field, kind in _FIELD_TYPES.get(key, {}).items():
             if field in value:
                 _check_autoinstall_value(f"{key}.{field}", value[field], (kind,))

@@ -34,6 +34,12 @@ def fault(format: str, text: str) -> str | None:
         (HEAD, None),
         (f"{HEAD}  late-commands: [reboot, [curl, x]]\n  unknown: 1\n", None),
         (f"{HEAD}  proxy: null\n  shutdown: poweroff\n  updates: all\n", None),
+        # the installer ignores these keys without a value
+        (f"{HEAD}  apt:\n  codecs:\n  drivers:\n  identity:\n  keyboard:\n  shutdown:\n  timezone:\n", None),
+        (f"{HEAD}  kernel:\n  kernel-crash-dumps:\n  source:\n  ssh:\n  storage:\n  user-data:\n", None),
+        (f"{HEAD}  oem:\n", "autoinstall.oem in the rendered user data must be a mapping, found nothing"),
+        (f"{HEAD}  packages:\n", "autoinstall.packages in the rendered user data must be a list, found nothing"),
+        (f"{HEAD}  updates:\n", "autoinstall.updates in the rendered user data must be a string, found nothing"),
         (f"{HEAD}  packages: [a\n", "is not YAML"),
         (f"{HEAD}\tpackages: []\n", "is not YAML"),
         (f"{HEAD}hostname: a\npackages: [b]\n", None),
