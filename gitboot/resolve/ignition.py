@@ -409,10 +409,10 @@ def _find_wrong_volume(path: str, volume: Mapping[str, Any], minor: int) -> Iter
 def _find_unit_fault(contents: str) -> str | None:
     """Return the fault because of which Ignition rejects the contents of a unit, or None.
 
-    Source: go-systemd, unit/deserialize.go. Lines before the first section are ignored.
+    Source: go-systemd, unit/deserialize.go. Only LF ends a line. Lines before the first section are ignored.
     """
     in_section = is_continued = False
-    for line in map(str.strip, contents.splitlines()):
+    for line in map(str.strip, contents.split("\n")):
         if not is_continued and line.startswith("["):
             _, closed, rest = line.partition("]")
             if not closed or rest:

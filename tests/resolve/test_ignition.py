@@ -74,6 +74,7 @@ ACCEPTED = (
     unit(contents="[Foo]\nQux=Bar"),
     unit(contents="# a\n; b\n[Foo]\nQux=Bar \\\n  more words\n\n[Bar]\nA=\n", dropins=[{"name": "a.conf"}]),
     unit(contents="words without a section"),
+    unit(contents="[Foo]\r\nQux=a\u2028b\x85c\x0cd\x1ee\rf\r\n"),
     fetch(source="http://a.test/b%20c?d=%", httpHeaders=[{"name": "a", "value": "b"}, {"name": "c"}]),
     fetch(source="http://me@[::1]:80/b"),
     fetch(source=""),
