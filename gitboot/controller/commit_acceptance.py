@@ -18,6 +18,7 @@ from gitboot.controller.commit_judgement import (
     CommitsAhead,
     EvaluationUnfinished,
     WaitScope,
+    check_signatures,
     collect_approvals,
 )
 from gitboot.controller.operator_requests import find_released_servers
@@ -43,7 +44,7 @@ from gitboot.jsonio import to_json_value as as_facts
 from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.problems import Code, Problem, Severity, find_next_change
 from gitboot.resolve.provisioning_record import StopScope
-from gitboot.review.acknowledgements import format_ack_lines, format_approval, has_ack_line, list_ack_guards
+from gitboot.review.acknowledgements import format_ack_lines, format_approval, list_ack_guards
 from gitboot.review.formats import phrases
 from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict
 from gitboot.status.conditions import REASON_SEPARATOR, Event
@@ -69,10 +70,19 @@ class MissingCommit(NamedTuple):
     is_here: bool  # whether the clone contains the commit, so that gitboot can compare other commits with it
 
 
+class UnresumedCommit(NamedTuple):
+    """The last accepted commit, if gitboot could not restore it after a start."""
+
+    commit: Revision
+    problems: tuple[Problem, ...]
+
+
 class Attempt(Struct, frozen=True, kw_only=True):
     """The accepted commit, and the judgement of the newest commit."""
 
     accepted: Commit | None = None
+    unresumed: UnresumedCommit | None = None
+    awaits_accepted: bool = False  # whether gitboot will repeat the evaluation of the unresumed commit
     # The steps to the accepted commit since the start, without the commits themselves.
     steps: CommitJudgement = field(default_factory=CommitJudgement)
     # The accepted commit whose history this reconcile searched for acknowledgements, if it did.
@@ -289,11 +299,14 @@ class CommitAcceptor:
         latest, suspension = self._source.latest(), snapshot.facts.suspension
         if latest is None:
             return attempt
-        awaits_accepted = False  # whether gitboot will repeat the evaluation of the accepted commit
-        if attempt.accepted is None and (accepted_before := self._find_last_accepted(snapshot)) is not None:
-            awaits_accepted = attempt.retry_at is not None
-            if latest == accepted_before or (attempt.attempted is None and attempt.retries < _MIN_FAILURES):
-                return attempt
+        unresumed, awaits_accepted = attempt.unresumed, attempt.awaits_accepted
+        if unresumed is not None and latest == unresumed.commit and attempt.attempted not in (None, latest):
+            # The judged commit is no longer on the branch.
+            return structs.replace(attempt, attempted=None, problems=unresumed.problems, candidate=None)
+        accepted_before = self._find_last_accepted(snapshot) if attempt.accepted is None else None
+        is_next_evaluated = attempt.attempted is not None or attempt.retries >= _MIN_FAILURES
+        if accepted_before is not None and (latest == accepted_before or not is_next_evaluated):
+            return attempt
         # number of evaluations of this commit that did not end
         retries = attempt.retries if latest in (attempt.attempted, attempt.waiting) else 0
         attempt, until = structs.replace(attempt, waiting=None), attempt.problems_until
@@ -525,17 +538,17 @@ class CommitAcceptor:
                 omitted_commit=before or self._published,
                 lacks_accepted=before is not None,
             )
-            return _check_signatures(self._signatures, before, ahead)
+            return check_signatures(self._signatures, before, ahead)
         ahead = CommitsAhead(
             accepted=accepted,
             merges=self._list_merges(accepted.revision, latest),
             omitted_commit=accepted.revision if self._is_rewind(accepted.revision, latest) else None,
         )
-        return _check_signatures(self._signatures, accepted.revision, ahead)
+        return check_signatures(self._signatures, accepted.revision, ahead)
 
     def _resume_commit(self, attempt: Attempt, snapshot: LedgerSnapshot, events: list[Event], at: datetime) -> Attempt:
         """Restore the last accepted commit after a start. Guards do not judge this commit again."""
-        if attempt.accepted is not None or (attempt.attempted is not None and attempt.retry_at is None):
+        if attempt.accepted is not None or (attempt.attempted is not None and not attempt.awaits_accepted):
             return attempt
         before = self._find_last_accepted(snapshot)
         if before is None or (attempt.retry_at is not None and not _is_retry_due(attempt, at)):
@@ -552,14 +565,17 @@ class CommitAcceptor:
                 if checkpoint_commit is not None:
                     self._evaluation.store_results(checkpoint_commit.revision)
                 evaluated = self._evaluation.evaluate(before, checkpoint_commit)
-            except NotEvaluated as error:
-                attempt = _schedule_retry(attempt, attempt.retries, at)
-                if attempt.candidate is not None:  # the hold of a newer commit names the problem
-                    return attempt
-                self._judge.forget_unevaluated_commits()
-                return structs.replace(_record_rejection(attempt, before, error, events, at), attempted=None)
             except InvalidRepository as error:
-                return _record_rejection(attempt, before, error.at(at), events, at)
+                unresumed, will_retry = UnresumedCommit(before, error.at(at).problems), isinstance(error, NotEvaluated)
+                attempt = structs.replace(attempt, unresumed=unresumed, awaits_accepted=will_retry)
+                if will_retry:
+                    attempt = _schedule_retry(attempt, attempt.retries, at)
+                    self._judge.forget_unevaluated_commits()
+                if attempt.attempted not in (None, before):  # the judgement of a newer commit stays
+                    self._is_retrying = will_retry and attempt.candidate is None and attempt.is_unevaluated
+                    return attempt
+                attempt = _record_rejection(attempt, before, error.at(at), events, at)
+                return structs.replace(attempt, attempted=None) if will_retry else attempt
             if evaluated is None:
                 return attempt
             commit = evaluated.commit
@@ -607,19 +623,6 @@ class CommitAcceptor:
                 "gitboot once with `--allow-rewind`)"
             )
         return accepted
-
-
-def _check_signatures(signatures: SignatureChecker | None, since: Revision | None, ahead: CommitsAhead) -> CommitsAhead:
-    if signatures is None:
-        return ahead
-    return structs.replace(
-        ahead,
-        merges=tuple(
-            (revision, tuple(signatures.add_signer(each) if has_ack_line(each) else each for each in messages))
-            for revision, messages in ahead.merges
-        ),
-        untrusted=signatures.find_faults(since, [revision for revision, _ in ahead.merges]),
-    )
 
 
 def _choose_wait_scope(attempt: Attempt, latest: Revision) -> WaitScope:
@@ -675,8 +678,7 @@ def format_accepted_commit(commit: Commit, signer: Signer | None = None) -> str:
 
 
 def format_rejection(attempt: Attempt) -> str:
-    first = next((each for each in attempt.problems if each.severity is Severity.ERROR), attempt.problems[0])
-    attempted = attempt.attempted
+    first, attempted = _find_error(attempt.problems), attempt.attempted
     which = f"commit {attempted[:12]}" if attempted is not None else "the commit accepted before the restart"
     if attempt.retry_at is not None and attempt.is_unevaluated:
         text = printable(f"{which} was not evaluated: {first.message} ({first.code})")
@@ -687,11 +689,28 @@ def format_rejection(attempt: Attempt) -> str:
         if ancestor is not None and attempted is not None and attempted.startswith(ancestor):
             what = f"it{first.message.removeprefix(ancestor)}"
         return printable(f"{which} is not accepted: {what} ({first.code})")
-    place = f"{first.path}:{first.line}:{first.column}: " if first.path != "." else ""
     hint = f". {first.hint[:1].upper()}{first.hint[1:]}" if first.hint else ""
     others = len(attempt.problems) - 1
     rest = f". The commit has {format_count(others, 'other problem')}" if others else ""
-    return f"{printable(f'{which} is invalid: {place}{first.code}: {first.message}{hint}')}{rest}"
+    return f"{printable(f'{which} is invalid: {_format_problem(first)}{hint}')}{rest}"
+
+
+def format_failed_resume(attempt: Attempt) -> str:
+    """Return a sentence that names the problem of the accepted commit, or "" if the judgement is about this commit."""
+    unresumed = attempt.unresumed
+    if unresumed is None or attempt.attempted in (None, unresumed.commit):
+        return ""
+    text = printable(f"the accepted commit {unresumed.commit[:12]}: {_format_problem(_find_error(unresumed.problems))}")
+    return f". gitboot cannot evaluate {text}{'. gitboot retries automatically' if attempt.awaits_accepted else ''}"
+
+
+def _find_error(problems: Sequence[Problem]) -> Problem:
+    return next((each for each in problems if each.severity is Severity.ERROR), problems[0])
+
+
+def _format_problem(problem: Problem) -> str:
+    place = f"{problem.path}:{problem.line}:{problem.column}: " if problem.path != "." else ""
+    return f"{place}{problem.code}: {problem.message}"
 
 
 def find_untrusted_commit(attempt: Attempt) -> str | None:

@@ -24,10 +24,11 @@ from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit, EvaluationResult
 from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine, Moves
 from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
+from gitboot.git.signatures import SignatureChecker
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem, Severity, find_next_change
 from gitboot.resolve.server_decision import require_no_errors
-from gitboot.review.acknowledgements import IgnoredLine
+from gitboot.review.acknowledgements import IgnoredLine, has_ack_line
 from gitboot.review.commit_path import CommitPath, PathCommit, PathStep, find_commit_path, find_first_provisions
 from gitboot.review.guards import Acknowledgements, Guard, Limits, Verdict, judge
 from gitboot.review.reinstalls import (
@@ -66,6 +67,20 @@ class CommitsAhead(Struct, frozen=True, kw_only=True):
     omitted_commit: Revision | None = None  # the accepted commit, if the newest commit is not compared with it
     lacks_accepted: bool = False  # whether the omitted commit is in the clone, but cannot be evaluated
     untrusted: Mapping[Revision, Problem] = field(default_factory=dict)  # untrusted commits, with the reason
+
+
+def check_signatures(signatures: SignatureChecker | None, since: Revision | None, ahead: CommitsAhead) -> CommitsAhead:
+    """Return the commits after ``since``, with the signers of acknowledgements and with the untrusted commits."""
+    if signatures is None:
+        return ahead
+    return structs.replace(
+        ahead,
+        merges=tuple(
+            (revision, tuple(signatures.add_signer(each) if has_ack_line(each) else each for each in messages))
+            for revision, messages in ahead.merges
+        ),
+        untrusted=signatures.find_faults(since, [revision for revision, _ in ahead.merges]),
+    )
 
 
 class Candidate(Struct, frozen=True, kw_only=True):

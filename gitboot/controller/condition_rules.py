@@ -15,6 +15,7 @@ from gitboot.controller.commit_acceptance import (
     find_untrusted_commit,
     format_accepted_commit,
     format_ack_instructions,
+    format_failed_resume,
     format_held_commit,
     format_rejection,
 )
@@ -189,6 +190,7 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
         yield "AcceptingCommits", False, "Suspended", message
     else:
         yield "AcceptingCommits", True, "Accepting", "gitboot accepts new commits"
+    failed_resume = format_failed_resume(attempt)
     if attempt.is_preliminary:
         # A false condition in the previous state is about another commit, or about this commit before it was
         # acknowledged.
@@ -196,7 +198,7 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
             if each.type == "CommitAccepted" and each.status:
                 yield each.type, each.status, each.reason, each.message
     elif attempt.candidate is not None:
-        yield "CommitAccepted", False, "GuardTripped", format_held_commit(attempt.candidate)
+        yield "CommitAccepted", False, "GuardTripped", format_held_commit(attempt.candidate) + failed_resume
     elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
         yield "CommitAccepted", True, "Valid", format_accepted_commit(attempt.accepted, attempt.signer)
     elif attempt.problems:
@@ -205,7 +207,7 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
             "CommitAccepted",
             False,
             "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
-            f"{format_rejection(attempt)}{until_then if attempt.is_unevaluated else stays}",
+            f"{format_rejection(attempt)}{until_then if attempt.is_unevaluated else stays}{failed_resume}",
         )
     if (missing_commit := attempt.missing_commit) is not None and missing_commit.servers:
         commit, servers = missing_commit.commit[:12], format_count(missing_commit.servers, "server")

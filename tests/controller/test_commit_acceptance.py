@@ -396,6 +396,62 @@ def test_if_the_accepted_commit_cannot_be_evaluated_the_next_is_held_and_compare
         assert applied(parts) == commit
 
 
+@pytest.mark.parametrize("error", [InvalidRepository, NotEvaluated])
+def test_each_problem_is_reported_once_if_neither_the_accepted_commit_nor_a_newer_one_is_valid(
+    tmp_path: Path, repository: Repository, error: type[InvalidRepository], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with run_in_process(tmp_path, repository.bare, limits=Limits(), initial="adopt") as parts:
+        reconcile_once(parts)
+        before = parts.reconciler.status.applied or ""
+    evaluate, calls = InProcessEvaluator.evaluate, list[Revision]()
+    problems: dict[str, InvalidRepository] = {before: error([build_limit_problem("the old evaluation is too long")])}
+
+    def fail(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+        calls.append(revision)
+        if revision in problems:
+            raise problems[revision]
+        return evaluate(self, revision, base)
+
+    monkeypatch.setattr(InProcessEvaluator, "evaluate", fail)
+    with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
+
+        def reconcile_at(*minutes: int) -> tuple[str, str, list[str]]:
+            for each in minutes:
+                reconcile_once(parts, each * 60)
+            condition = next(each for each in parts.reconciler.status.conditions if each.type == "CommitAccepted")
+            rejected = [each.facts["commit"] for each in parts.events if each.type == "Rejected"]
+            return condition.reason, condition.message, rejected
+
+        reconcile_at(0)
+        broken = repository.push({"new.yaml": "kind: Nonsense\n"})
+        reason, message, rejected = reconcile_at(1, 3, 7, 20, 60, 120)
+        assert (reason, rejected) == ("Invalid", [before, broken])
+        assert message.startswith(f"commit {broken[:12]} is invalid") and "the old evaluation is too long" in message
+
+        # gitboot repeats the evaluation of both commits
+        long = repository.push({"new.yaml": "# no document\n"})
+        problems[long] = NotEvaluated([build_limit_problem("the new evaluation is too long")])
+        reason, message, rejected = reconcile_at(121, 180, 181, 240)
+        assert (reason, rejected) == ("NotEvaluated", [before, broken, long])
+        assert "the new evaluation is too long" in message and "the old evaluation is too long" in message
+        assert f"gitboot serves commit {before[:12]}. gitboot cannot evaluate" in message
+        calls.clear()
+        reconcile_at(241, 242, 300)
+        assert calls.count(Revision(long)) == 1
+        del problems[long]
+        reason, message, rejected = reconcile_at(360)
+        assert (reason, len(rejected)) == ("GuardTripped", 3) and "the old evaluation is too long" in message
+
+        # the newest commit is the accepted one again
+        git(repository.work, "reset", "-q", "--hard", before)
+        git(repository.work, "push", "-q", "--force", str(repository.bare), "main")
+        reason, message, rejected = reconcile_at(361)
+        assert (len(rejected), parts.reconciler.status.held) == (3, None) and "old evaluation" in message
+        problems.clear()
+        reconcile_at(420)
+        assert applied(parts) == before
+
+
 def test_a_fleet_tightens_guards_and_cannot_loosen_them_in_the_same_commit(tmp_path: Path) -> None:
     repository = Repository.create(tmp_path / "new")
     tight = documents()["fleet.yaml"].replace(fleet(), fleet("baseURL: 'http://boot.test', guards: {maxInstalls: 0}"))
