@@ -27,6 +27,14 @@ _SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search[_-]path=(?:\\\s)*([^,\s]+)
 _SCHEMES: Final = ("postgresql", "postgres")
 # a password with any characters, even if they are not percent-encoded
 _PASSWORD: Final = re.compile(r"://.*:.*@", re.DOTALL)
+# the URL before its parameters
+_DATABASE: Final = re.compile(r"[a-z]+://[^/#]*/[^/:#]*")
+# a parameter; only the named parameters may contain an "@"
+_PARAMETER: Final = re.compile(
+    r"[a-z_]+=[^@]*|(?:application_name|options|passfile|ssl(?:cert|key|rootcert)|user)=.*", re.DOTALL
+)
+# an "@" that may end a password in front of a host and its database
+_LOGIN_END: Final = re.compile(r"@[^@&=/?]*[/?]")
 _HOSTS: Final = re.compile(r"(?:(?:\[[^]]*\]|[^][:,]*)(?::[0-9]*)?(?:,|\Z))*")
 
 
@@ -49,7 +57,13 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
         parameters = dict(parse_qsl(parts.query)) if parts is not None else {}
         if parts is not None and parts.scheme not in _SCHEMES:
             raise UsageError("--ledger expects a PostgreSQL database URL: postgresql://USER@HOST/DATABASE")
-        if _PASSWORD.search(url) or "password" in parameters:
+        place, _, query = url.partition("?")
+        is_query = (
+            _DATABASE.fullmatch(place)
+            and all(map(_PARAMETER.fullmatch, query.split("&")))
+            and not _LOGIN_END.search(query)
+        )
+        if _PASSWORD.search(place if is_query else url) or "password" in parameters:
             raise UsageError(
                 "--ledger must not contain a password, because others could read it; use --ledger-password, and write "
                 "%40 for each other @ after the host"

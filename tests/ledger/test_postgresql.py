@@ -182,6 +182,15 @@ def test_a_database_that_does_not_sync_its_disk_is_rejected(tmp_path: Path) -> N
         ("postgresql://gitboot:secret?dbname=gitboot&@db", "must not contain a password"),
         ("postgresql://gitboot:secret#dbname@db/gitboot", "must not contain a password"),
         ("postgresql://gitboot:12/a?secret@db/gitboot", "must not contain a password"),
+        ("postgresql://gitboot:12?user=secret@db", "must not contain a password"),
+        ("postgresql://gitboot:12/a?user=secret@db/gitboot", "must not contain a password"),
+        ("postgresql://gitboot:12/a?user=b@c&d=secret@db?dbname=gitboot", "must not contain a password"),
+        ("postgresql://gitboot:12/a?b=secret@db", "must not contain a password"),
+        ("postgresql://gitboot:12/a?user=b&secret@db", "must not contain a password"),
+        ("postgresql://gitboot:12/secret@a?user=b@db", "must not contain a password"),
+        ("postgresql://gitboot/a:secret?user=b@db", "must not contain a password"),
+        ("postgresql://gitboot:12#secret/a?user=b@db", "must not contain a password"),
+        ("postgresql://gitboot:secret/a?user=b@db", "the host or the port is not valid"),
         ("postgresql://gitboot@[secret/gitboot", "the host or the port is not valid"),
         ("postgresql://gitboot@h1:5432,h2:secret/gitboot", "the host or the port is not valid"),
         ("postgresql://gitboot:secret/gitboot", "the host or the port is not valid"),
@@ -191,6 +200,19 @@ def test_an_invalid_address_is_rejected_without_its_password(url: str, why: str)
     with pytest.raises(UsageError, match=why) as refused:
         PostgresAddress.parse(url, None)
     assert "secret" not in str(refused.value)
+
+
+def test_the_parameters_of_an_address_may_contain_an_at_sign() -> None:
+    """The text after an at sign in these parameters names no host and database, so it does not end a login."""
+    for parameters in (
+        "user=svc@corp",
+        "user=svc@corp&sslrootcert=/etc/ca.pem",
+        "application_name=a:b@c&sslmode=require",
+        "sslrootcert=/etc/a:b@c",
+    ):
+        for place in ("h:5432/db", "h/db", "u@h1:5432,h2:5432/db", "[::1]:5432/db"):
+            address = PostgresAddress.parse(f"postgresql://{place}?{parameters}", None)
+            assert address.name == f"postgresql://{place}"
 
 
 def test_a_name_server_that_does_not_answer_is_reported_in_time(
