@@ -238,7 +238,7 @@ class Endpoint:
             return self._count_reply(RequestKind.NOTHING, UNAVAILABLE)
         at = self._clock()
         if (answer := await self._find_response(scope, at)) is not None:
-            stop_order = self.tree.stop_orders.current
+            stop_order = self.tree.stop_orders.current if answer.boot_script is not None else None
             if answer.boot_script is not None and stop_order is not None and stop_order.stoppage.everything:
                 reason = str(stop_order.stoppage) if self._is_operator(scope) else f"{StopScope.ALL} are stopped"
                 return self._count_reply(answer.request_kind, _build_disk_boot_reply(answer.boot_script, reason))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cache
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -641,12 +641,17 @@ def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str
     """
     found = []
     for architecture, role, path, url in files:
+        digest, size = sha256(), 0
         try:
             with path.open("rb") as file:
-                digest, size = Digest(file_digest(file, "sha256").hexdigest()), file.tell()
+                while chunk := file.read(1 << 20):  # a pipe has no size
+                    digest.update(chunk)
+                    size += len(chunk)
         except OSError as error:
             raise IncompleteRelease(str(path), error.strerror or str(error), "check the file's path") from error
-        found.append(ReleaseFile(architecture=architecture, role=role, url=url, sha256=digest, size=size))
+        found.append(
+            ReleaseFile(architecture=architecture, role=role, url=url, sha256=Digest(digest.hexdigest()), size=size)
+        )
     return _describe_files(found, version, files[0][3])
 
 

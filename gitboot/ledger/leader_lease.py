@@ -63,7 +63,7 @@ class Holder(NamedTuple):
             write_atomically(path, f"{token_hex(16)}\n".encode())
         started = _BOOT_ID.read_text().strip().replace("-", "")
         return cls(
-            f"{path.read_text().strip()}-{path.stat().st_ino:x}-{started}@{socket.gethostname()}",
+            f"{path.read_text(errors='replace').strip()}-{path.stat().st_ino:x}-{started}@{socket.gethostname()}",
             describe_place(state),
             seconds,
         )

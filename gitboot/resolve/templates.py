@@ -656,9 +656,14 @@ def _default(value: object, default: object = "", boolean: bool = False) -> obje
     return default if value is None or isinstance(value, Undefined) or (boolean and not value) else value
 
 
-def _get_end(value: object, index: int, name: str) -> object:
+def _first(value: object) -> object:
     elements = get_elements(value)
-    return elements[index] if elements else MissingName(f"the list is empty, so it has no {name} element")
+    return elements[0] if elements else MissingName("the list is empty, so it has no first element")
+
+
+def _last(value: object) -> object:
+    elements = get_elements(value)
+    return elements[-1] if elements else MissingName("the list is empty, so it has no last element")
 
 
 def _indent(context: BudgetedContext, text: str, width: int = 4, first: bool = False) -> str:
@@ -737,7 +742,7 @@ FILTERS: Final[dict[str, Any]] = {
     "data_url": add_cost(_data_url),
     "default": _default,
     "dictsort": add_cost(JINJA_FILTERS["dictsort"]),
-    "first": add_cost(lambda value: _get_end(value, 0, "first")),
+    "first": add_cost(_first),
     "grub": _make_quoting_filter(quote_grub_word, quote_grub_arguments),
     "indent": add_cost_with_context(_indent),
     "int": add_cost(_integer),
@@ -747,7 +752,7 @@ FILTERS: Final[dict[str, Any]] = {
     "kernel": _make_quoting_filter(quote_kernel_argument, build_command_line),
     "kubelet_labels": add_cost(_kubelet_labels),
     "kubelet_taints": add_cost(_kubelet_taints),
-    "last": add_cost(lambda value: _get_end(value, -1, "last")),
+    "last": add_cost(_last),
     "length": add_cost(len),
     "list": add_cost(lambda value: list(get_elements(value))),
     "lower": add_cost(lambda value: as_text(value).lower()),

@@ -888,6 +888,18 @@ def test_ctrl_c_while_a_command_starts_ends_it_without_a_traceback(how: str, int
     assert (done.stdout, done.stderr) == (b"", b"")
 
 
+def test_an_endpoint_without_an_instance_ignores_the_settings_of_a_worker_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITBOOT_PUSH_SECRET", str(tmp_path / "absent"))  # a documented variable of `gitboot run`
+    with RunningCommand("serve", "--out", tmp_path, "--listen", "127.0.0.1:0") as process:
+        events = [json.loads(next(process.stderr)) for _ in range(3)]
+        assert http_peers.get(f"{events[0]['url']}/readyz").status_code == 503
+        process.send_signal(signal.SIGTERM)
+        events += map(json.loads, process.stderr)
+    assert "CredentialsUnreadable" not in {each["type"] for each in events}
+
+
 def test_serve_serves_a_rendered_output_tree_until_it_is_stopped_and_logs_events(fleet: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with RunningCommand("serve", "--out", tmp_path / "out", "--listen", "127.0.0.1:0") as process:

@@ -212,7 +212,7 @@ def test_a_merge_has_the_judgement_of_the_instance_as_its_status(host: ForgeHost
     ]
     assert {each["target_url"] for each in host.statuses} == {"https://boards.test"}
     newest = Forge(Project.parse(host.project), token, name="gitboot").find_latest(invalid, ledger)
-    assert newest is not None
+    assert newest is not None and newest.judgement is Judgement.INVALID
     assert newest.change > 0
 
 

@@ -504,13 +504,9 @@ def command(
         output=output,
         spool=spool,
         assets=assets,
-        status=status,
-        ledger=ledger_id,
         keys=keys,
         shared_ledger=shared,
         access=access,
-        push_secret=push_secret,
-        heartbeat_fd=life_fd,
         stop=stop,
     )
     if fd is not None:
@@ -523,7 +519,14 @@ def command(
 
             fetch = partial(os.kill, parent, signal.SIGHUP)  # the signal that `gitboot reconcile` also sends
             clients = structs.replace(clients, webhooks=Webhooks(PushSecret(push_secret), fetch))
-        serve((socket.socket(fileno=fd), operators, machines_tls), clients)
+        serve(
+            (socket.socket(fileno=fd), operators, machines_tls),
+            clients,
+            status=status,
+            ledger=ledger_id,
+            push_secret=push_secret,
+            heartbeat_fd=life_fd,
+        )
         return
     from gitboot.endpoint.server import build_url, open_listening_socket
     from gitboot.publish.manifest import MANIFEST
@@ -639,14 +642,14 @@ def _serve_until_stopped(
     output: Path,
     spool: Path | None,
     assets: Path | None,
-    status: Path | None,
-    ledger: str | None,
     keys: AgeKeys | None,
     shared_ledger: PostgresAddress | None,
     access: AccessSettings,
-    push_secret: Path | None,
-    heartbeat_fd: int | None,
     stop: StopRequest,
+    status: Path | None = None,
+    ledger: str | None = None,
+    push_secret: Path | None = None,
+    heartbeat_fd: int | None = None,
 ) -> None:
     from gitboot.endpoint.access_control import OperatorDenial
     from gitboot.endpoint.app import Endpoint
