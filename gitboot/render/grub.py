@@ -163,8 +163,10 @@ _DEFAULT_MAC: Final = '"$net_default_mac"'
 _MACS: Final = " ".join(
     (_DEFAULT_MAC, *(f'"$net_efinet{nic}_{way}_mac"' for nic in range(NICS) for way in ("dhcp", "dhcp6")))
 )
+# GRUB reserves two words for each `--set`, and exceeds its buffer if there are six single words (GRUB: lib/arg.c,
+# grub_arg_list_alloc).
 _IS_MAC: Final = "regexp {} '^(..):(..):(..):(..):(..):(..)$'".format(
-    " ".join(f"--set={number}:{name}" for number, name in enumerate(_PAIRS, 1))
+    " ".join(f"--set {number}:{name}" for number, name in enumerate(_PAIRS, 1))
 )
 _MAC: Final = "-".join(f"${name}" for name in _PAIRS)
 
@@ -175,14 +177,12 @@ def _render_boot_nic(mac: MacAddress | None) -> str:
     One variable contains the address with colons, and the other in the form of `BOOTIF`.
     """
     addresses = _MACS if mac is None else f'{_DEFAULT_MAC} "{mac.replace("-", ":")}"'
-    # GRUB reserves two words for each `--set`, and exceeds its buffer if there are six single words (GRUB: lib/arg.c,
-    # grub_arg_list_alloc).
     return f"""\
 insmod regexp
 set gitboot_mac=""
 for address in {addresses}; do
   if [ -z "$gitboot_mac" ]; then
-    if {_IS_MAC.replace("--set=", "--set ")} "$address"; then
+    if {_IS_MAC} "$address"; then
       set gitboot_mac="$address"
       set gitboot_bootif="01-{_MAC}"
     fi
