@@ -69,11 +69,13 @@ def image_provision_key(provision: int, image: str, record: Record) -> str:
 def find_begun_key(key: str, record: Record) -> str:
     """Return the key under which the installation that ``key`` requires began, or ``key`` if no boot was served.
 
-    The two keys differ if a commit changed `networkBoot` since then.
+    The two keys differ if a commit changed `networkBoot` since then. A consumed override counts first, unless the
+    attempts contain its boot, because an attempt with another key would have removed it from the record.
     """
-    begun = [(each.key, each.image) for each in reversed(record.attempts)]
-    others = (record.consumed_key, *(each.key for each in record.unknown_serves if not each.is_withheld))
-    begun += [(each, None) for each in others if each is not None]
+    begun: list[tuple[str, str | None]] = [(each.key, each.image) for each in reversed(record.attempts)]
+    begun += [(each.key, None) for each in record.unknown_serves if not each.is_withheld]
+    if record.consumed_key is not None and record.consumed_key not in _list_boot_keys(record):
+        begun.insert(0, (record.consumed_key, None))
     for recorded_key, image in begun:
         found = _BASE_KEY.match(recorded_key)
         if found is not None and satisfies_key(found[0], key):
@@ -99,6 +101,31 @@ def has_other_mode(recorded_key: str, key: str, record: Record, image: str | Non
     number = int(recorded[1])
     is_unfinished = number >= int(required[1]) and (record.provision is None or number > record.provision)
     return is_unfinished and (image is None or required[2] in (None, image))
+
+
+def may_have_booted(override_key: str, set_at: datetime, record: Record) -> bool:
+    """Return whether a machine may have booted an unfinished installation with an override that is gone.
+
+    If the record contains this boot, or a later boot with at least this provision number, the recorded attempts
+    determine what gitboot installs. The result is then False. ``set_at`` is the time when gitboot set the override.
+    """
+    number = parse_provision(override_key)
+    if number is None or (record.provision is not None and number <= record.provision):
+        return False
+    last = record.attempts[-1] if record.attempts else None
+    is_followed = last is not None and last.boots[-1].at >= set_at and (parse_provision(last.key) or 0) >= number
+    return not (is_followed or override_key in _list_boot_keys(record))
+
+
+def _list_boot_keys(record: Record) -> set[str]:
+    """Return the keys of all boots in the recorded attempts."""
+    return {boot_key(each.key, each.number, boot + 1) for each in record.attempts for boot in range(len(each.boots))}
+
+
+def parse_provision(key: str) -> int | None:
+    """Parse a provision key or boot key, and return its provision number, or None if it is another kind of key."""
+    found = _KEY.fullmatch(key)
+    return int(found[1]) if found is not None else None
 
 
 _KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
@@ -154,13 +181,13 @@ def highest_served_provision(record: Record, override_keys: Iterable[str] = ()) 
     """
     possible_keys = (each.key for each in record.unknown_serves if not each.is_withheld)
     keys = (*(each.key for each in record.attempts), *possible_keys, record.consumed_key or "", *override_keys)
-    return max((int(found[1]) for key in keys if (found := _KEY.fullmatch(key)) is not None), default=None)
+    return max((number for key in keys if (number := parse_provision(key)) is not None), default=None)
 
 
 def is_lowered(attempt: InstallAttempt, policy: PolicyDecision) -> bool:
     """Return whether a commit lowered the provision number after an attempt had begun."""
-    found = _KEY.fullmatch(attempt.key)
-    return found is not None and int(found[1]) > policy.provision
+    number = parse_provision(attempt.key)
+    return number is not None and number > policy.provision
 
 
 def has_wanted_image(attempt: InstallAttempt, policy: PolicyDecision) -> bool:

@@ -22,7 +22,7 @@ from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_files import ServerDetails, ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.install_attempts import has_other_mode, last_attempt, provision_key
+from gitboot.resolve.install_attempts import has_other_mode, last_attempt, may_have_booted, provision_key
 from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
@@ -298,12 +298,13 @@ def find_desired_state(
         wanted = structs.replace(add_server_state(wanted, state, snapshot), may_set=may_set)
         if not may_set and (record is None or record.state.is_unused):
             wanted = None
-        if _may_have_booted_before(state, records):
-            may_set, wanted, is_new = False, None, False
+    if needs_evidence := _may_have_booted_before(state, records):  # an operator must then look at the machine
+        may_set, wanted, is_new = False, None, False
     if not may_set and power is not None:
         power = power.as_wait_only(power_records)
     needs_progress = awaits_progress(snapshot, state, commit.fleet.provisioning.evidence)
-    is_read = needs_progress or (state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF)
+    is_waiting = state.plan is not None and state.plan.cause is Cause.WAITING_FOR_POWER_OFF
+    is_read = needs_progress or needs_evidence or is_waiting
     if wanted is None and power is None and not is_read and not any(each.may_be_left_on_bmc for each in records):
         return DesiredState(is_new=is_new)
     return DesiredState(
@@ -332,7 +333,12 @@ def _may_have_booted_before(state: ServerState, records: Iterable[OverrideRecord
     plan, record = state.plan, state.record
     if plan is None or plan.phase is not Phase.NETWORK or plan.key is None or record is None:
         return False
-    return any(not each.state.is_unused and has_other_mode(each.reason, plan.key, record) for each in records)
+    return any(
+        not each.state.is_unused
+        and has_other_mode(each.reason, plan.key, record)
+        and may_have_booted(each.reason, each.at, record)
+        for each in records
+    )
 
 
 def add_server_state(wanted: WantedOverride, state: ServerState, snapshot: LedgerSnapshot) -> WantedOverride:

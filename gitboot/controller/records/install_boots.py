@@ -453,9 +453,12 @@ def _needs_no_boot(offer: Offer, record: Record) -> bool:
 def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> Record:
     """Return the record with this attempt. An existing attempt with the same number is replaced.
 
-    Attempts for other keys are dropped.
+    Attempts for other keys are dropped, and so is an override that was consumed before for another key.
     """
-    others = (each for each in record.attempts if each.key == attempt.key and each.number != attempt.number)
+    others = [each for each in record.attempts if each.key == attempt.key and each.number != attempt.number]
+    is_first = all(each.key != attempt.key for each in record.attempts)
+    if is_first and not f"{record.consumed_key or attempt.key}/".startswith(f"{attempt.key}/"):
+        record = replace(record, consumed_at=None, consumed_key=None)
     return replace(
         record,
         attempts=tuple(sorted((*others, attempt), key=lambda each: each.number)),

@@ -20,6 +20,7 @@ from gitboot.controller.bmcs.schedule import build_override_events
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, make_record_fields
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
+from tests.helpers.cases import require_value
 from tests.helpers.fleets import fleet, image, maintenance, make_uuid, policy, profile, server, store_credentials
 from tests.helpers.instance_in_process import Bench
 from tests.helpers.redfish_double.machine import Machine
@@ -211,6 +212,97 @@ def test_an_override_that_was_used_before_a_commit_changed_network_boot_is_not_s
     for _ in range(3):
         site.reconcile_after(60)
     assert (site.shown.split()[0], site.patches) == ("Once", 2)
+
+
+@pytest.mark.parametrize("between", ["Never", "Always"])
+@pytest.mark.parametrize("artifacts", ["kernel, initrd", "uki"])
+@pytest.mark.parametrize("after", ["Once", "OnImageChange"])
+def test_an_override_that_was_used_is_not_forgotten_while_the_policy_does_not_install(
+    site: Site, after: str, artifacts: str, between: str
+) -> None:
+    boot = {"method": "UefiHttp" if artifacts == "uki" else "Pxe", "artifacts": artifacts}
+    site.observe_resets()
+    site.apply("Once", **boot)
+    site.boot()
+    site.apply(between, **boot)  # before the BMC has responded
+    site.wait(60)
+    site.bench.reconcile()
+    site.apply("Never", **boot)
+    patches = site.patches
+    site.apply(after, **boot)
+    for _ in range(40):
+        site.reconcile_after(60)
+        assert (site.shown.split()[0], site.patches) == ("Disabled", patches)
+    assert summarize_plan(site.bench.plan()) == (Phase.DISK, Cause.CONSUMED)
+    assert site.condition("InstallsCompleted") == (False, "NeedsOperator")
+    key = require_value(site.bench.plan()).key
+    site.bench.request(
+        "resolve", uuid=make_uuid("web01"), server="web01", key=key, consumed=False, bmc=None, reason="x"
+    )
+    for _ in range(3):
+        site.reconcile_after(60)
+    assert (site.shown.split()[0], site.patches) == ("Once", patches + 1)
+
+
+@pytest.mark.parametrize("after", ["Once", "OnImageChange"])
+@pytest.mark.parametrize(("number", "is_higher"), [(4, False), (5, False), (6, True)])
+def test_a_number_that_a_commit_lowered_after_the_override_was_used_needs_an_operator(
+    site: Site, number: int, is_higher: bool, after: str
+) -> None:
+    boot = {"method": "UefiHttp", "artifacts": "uki"}
+    site.observe_resets()
+    site.apply("Once", spec="provision: 5", **boot)
+    site.set_pending()
+    site.reconcile_after(60)
+    site.boot()
+    site.apply("Never", spec="provision: 5", **boot)
+    site.reconcile_after(60)
+    site.apply("Never", spec="provision: 1", **boot)
+    withdrawn = next(each.message for each in site.bench.events if each.type == "InstallWithdrawn")
+    assert withdrawn.endswith("raise `provision` above 5")
+    site.apply(after, spec=f"provision: {number}", **boot)
+    for _ in range(5):
+        planned = site.reconcile_after(60)
+    assert summarize_plan(planned) == (TO_INSTALL if is_higher else (Phase.DISK, Cause.CONSUMED))
+    assert site.shown.split()[0] == ("Once" if is_higher else "Disabled")
+    assert site.condition("InstallsCompleted")[0] is is_higher
+
+
+REPORTED = MONITORS.replace("provisioning: {", "provisioning: {evidence: Reported, ")
+
+
+@pytest.mark.parametrize("images", [("flatcar-2",), ("flatcar-2", "flatcar-3")])
+@pytest.mark.parametrize("before", ["Once", "OnImageChange"])
+def test_an_override_for_another_image_is_set_although_the_first_installation_has_not_ended(
+    site: Site, before: str, images: tuple[str, ...]
+) -> None:
+    site.observe_resets()
+    site.apply(before, fleet_spec=REPORTED)
+    patches = site.patches
+    for number, image_name in enumerate(images):
+        site.boot()
+        site.bench.fetch(site.bench.plan())
+        site.bench.reconcile()
+        site.reconcile_after(60)
+        site.apply("OnImageChange", image_name=image_name, fleet_spec=REPORTED)
+        for _ in range(3):
+            site.reconcile_after(60)
+        assert (site.shown, site.patches) == ("Once Pxe", patches + number + 1)
+
+
+@pytest.mark.parametrize(("before", "after"), SWITCHES)
+def test_the_override_for_the_second_boot_is_set_although_a_commit_changed_network_boot(
+    site: Site, before: str, after: str
+) -> None:
+    site.observe_resets()
+    site.apply(before, image_spec="boots: 2", fleet_spec=REPORTED)
+    site.boot()
+    planned = site.apply(after, image_spec="boots: 2", fleet_spec=REPORTED)  # before the BMC has responded
+    site.bench.fetch(planned)
+    for _ in range(3):
+        planned = site.reconcile_after(60)
+    assert (summarize_plan(planned), site.shown) == (TO_INSTALL, "Once Pxe")
+    assert site.states[require_value(require_value(planned).key)] is OverrideState.CONFIRMED
 
 
 @pytest.mark.parametrize(("before", "after"), SWITCHES)
