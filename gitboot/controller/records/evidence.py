@@ -447,27 +447,31 @@ def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence:
 
     The operating system must have started after the override was set or the boot was fetched.
     """
-    plan, uuid, observed = state.plan, state.decision.uuid, bmc_evidence.observed
+    plan, policy, uuid, observed = state.plan, state.decision.policy, state.decision.uuid, bmc_evidence.observed
     if (
         plan is None
         or plan.key is None
+        or policy is None
+        or policy.boot is None
         or not observed.runs_os
         or (plan.phase is not Phase.NETWORK and plan.cause not in WAITING_CAUSES)
     ):
         return
-    before = [
-        each.marks
-        for each in update.overrides.list_records(uuid)
-        if each.reason == plan.key and _was_consumed(each, observed, update.at)
-    ]
-    before += [
-        each.marks for each in update.list_pending(uuid) if each.marks is not None and each.offer.key == plan.key
-    ]
     offer, record = build_offer(state.decision, plan, state.record), update.record(uuid)
     if offer is None or record is None or offer.boot < offer.boots:
         return
     if (last := find_last_attempt(offer, record)) is not None:  # a commit may have changed the image since
         offer = structs.replace(offer, image=last.image or offer.image)
+    before = [
+        each.marks
+        for each in update.overrides.list_records(uuid)
+        if each.reason == plan.key
+        and _was_consumed(each, observed, update.at)
+        and (last is not None or _boots_plan(each.override, policy.boot))
+    ]
+    before += [
+        each.marks for each in update.list_pending(uuid) if each.marks is not None and each.offer.key == plan.key
+    ]
     if any(observed.marks.has_passed_post_since(marks) for marks in before):
         record_provisioned(update, structs.replace(offer, number=bmc_evidence.decision_number), update.at, "Progress")
         for pending in update.list_pending(uuid):

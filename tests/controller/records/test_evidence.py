@@ -400,6 +400,20 @@ def test_boot_progress_proves_only_the_image_that_was_fetched(site: Site, often:
     assert (record.image, summarize_plan(planned)) == (image_name, INSTALLED if image_name else TO_INSTALL)
 
 
+@pytest.mark.parametrize("often", ["Once", "OnImageChange"])
+def test_boot_progress_after_an_override_proves_only_the_image_that_the_override_named(site: Site, often: str) -> None:
+    boot = {"method": "UefiHttp", "artifacts": "uki"}
+    decide(site, "Progress", **boot)
+    reconcile_times(site)
+    site.boot()
+    decide(site, "Progress", **boot, often=often, image_name="flatcar-2")  # before the BMC has responded
+    for _ in range(40):
+        site.wait(60)
+        planned = reconcile_times(site)
+    assert summarize_plan(planned) == (Phase.DISK, Cause.CONSUMED)
+    assert (list_evidence(site), site.condition("InstallsCompleted")) == ([], (False, "NeedsOperator"))
+
+
 def test_a_machine_without_boot_progress_times_needs_an_operator(make_site: MakeSite) -> None:
     site = make_site(profile=replace(GENERIC, last_state_time=False))
     decide(site, "Progress")
