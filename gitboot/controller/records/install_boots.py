@@ -34,6 +34,7 @@ from gitboot.resolve.install_attempts import (
     last_attempt,
     next_attempt_and_boot,
     parse_attempt_and_boot,
+    parse_provision,
     provision_key,
     unfinished_later_attempt,
 )
@@ -246,9 +247,12 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
     if _needs_no_boot(offer, record):
         return record, ""
     last = find_last_attempt(offer, record)
+    number = offer.provision
+    if last is not None:  # a commit may have lowered the number since
+        number = max(number, parse_provision(last.key) or 0)
     new_record = replace(
         record,
-        provision=max(offer.provision, record.provision or 0),
+        provision=max(number, record.provision or 0),
         image=offer.image,
         version=None,
         pool=offer.policy,
@@ -265,7 +269,7 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
         unknown_serves=tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)),
     )
     suffix = ", according to its fetches" if evidence == "Fetched" else ""
-    return new_record, f"installed provision {offer.provision} with BootImage/{offer.image}{suffix}"
+    return new_record, f"installed provision {number} with BootImage/{offer.image}{suffix}"
 
 
 # Maximum number of intents without an outcome per server, because clients can send any number of requests. Beyond this

@@ -343,6 +343,28 @@ def test_a_lower_number_withdraws_the_remaining_boots_and_attempts_of_an_install
     assert summarize_plan(web01.install(provision=number + 1, **known)) == INSTALL_PENDING
 
 
+@pytest.mark.parametrize("evidence", ["Reported", "Fetched"])  # Reported until the commit, or always Fetched
+@pytest.mark.parametrize("lowered", [1, 0])
+@pytest.mark.parametrize("before", ["Once", "OnImageChange"])
+@pytest.mark.parametrize("after", ["Once", "OnImageChange"])
+def test_a_lower_number_does_not_change_the_number_that_is_recorded_as_installed(
+    web01: OrderBench, after: str, before: str, lowered: int, evidence: str
+) -> None:
+    web01.fetch_boot(web01.install(often=before, provision=5, evidence=evidence))
+    token = web01.token
+    if evidence == "Reported":
+        web01.data(token)
+    web01.wait(minutes=5).install(often=after, provision=lowered, evidence="Fetched")
+    if evidence == "Fetched":
+        web01.data(token)
+    assert (web01.step, web01.record and web01.record.provision) == ("Provisioned", 5)
+    installed = next(each.message for each in web01.events if each.type == "Provisioned")
+    assert installed.startswith("web01: installed provision 5 with BootImage/flatcar-1")
+    for number in (5, 6):
+        planned = web01.wait(minutes=5).install(often=after, provision=number)
+        assert summarize_plan(planned) == ((Phase.DISK, Cause.PROVISIONED) if number == 5 else INSTALL_PENDING)
+
+
 @pytest.mark.parametrize("begin", BEGINNINGS, ids=lambda each: each.__name__)
 @pytest.mark.parametrize("lowered", [1, 0])
 @pytest.mark.parametrize("together", [True, False])
