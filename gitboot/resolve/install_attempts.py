@@ -435,8 +435,8 @@ def classify_unrecorded_server(
         numbers = [each for each in (old_record.provision, served, served_before) if each is not None]
         number, why = max(numbers, default=0), f"the server replaces {replaced}, which has not been provisioned yet"
         if numbers:
-            outcome = "provisioned" if old_record.provision == number else "served its boot"
-            why = f"the server replaces {replaced}, which was {outcome} with provision number {number}"
+            outcome = "was provisioned" if old_record.provision == number else "may have booted"
+            why = f"the server replaces {replaced}, which {outcome} with provision number {number}"
         if decision.provision > number:
             return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
         return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision number is not higher")

@@ -10,13 +10,14 @@ from typing import Any
 
 from msgspec import Struct, structs
 
-from gitboot.bmc.override_state import BmcObservation, Override, OverrideRecord, OverrideState, ResetConclusion
+from gitboot.bmc.override_state import BmcObservation, OverrideRecord, OverrideState, ResetConclusion
 from gitboot.bmc.override_steps import add_known_clock, is_override_shown
 from gitboot.controller.records.install_boots import (
     DISK_BOOT,
     boot_identifies_machine,
     build_offer,
     find_last_attempt,
+    names_boot,
 )
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.provisioning import (
@@ -60,7 +61,7 @@ from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import has_other_mode, may_have_booted
 from gitboot.resolve.plan_at_time import release_key
 from gitboot.resolve.provisioning_record import CONSUMED_GRACE, StepEvidence
-from gitboot.resolve.server_decision import Boot, OverrideEnabled
+from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import WAITING_CAUSES, Cause, Offer, Phase
 
 Networks = Iterable[IPv4Network | IPv6Network]
@@ -400,7 +401,7 @@ def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: i
         and not boot_identifies_machine(plan.boot)
         and not record.override.gets_loader_from_dhcp
     ):
-        if plan.phase is Phase.NETWORK and not _boots_plan(record.override, plan.boot):
+        if plan.phase is Phase.NETWORK and not names_boot(record.override, plan.boot):
             # A commit changed the image since, so an operator must look at the machine.
             at = update.at - CONSUMED_GRACE
             record_override_consumed(update, uuid, state.decision.server, offer.key, at)
@@ -408,13 +409,6 @@ def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: i
             record_boot_consumed(update, structs.replace(offer, number=number))
     elif plan.phase is Phase.NETWORK:
         record_override_consumed(update, uuid, state.decision.server, offer.key, update.at)
-
-
-def _boots_plan(override: Override, boot: Boot) -> bool:
-    """Return whether an override names the file or the medium of a boot, if it names any."""
-    file = boot.http_boot_file
-    is_same_file = override.http_boot_uri in (None, file.url if file is not None else None)
-    return is_same_file and override.medium in (None, boot.medium)
 
 
 def _apply_earlier_override(update: LedgerUpdate, state: ServerState) -> None:
@@ -467,7 +461,7 @@ def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence:
         for each in update.overrides.list_records(uuid)
         if each.reason == plan.key
         and _was_consumed(each, observed, update.at)
-        and (last is not None or _boots_plan(each.override, policy.boot))
+        and (last is not None or names_boot(each.override, policy.boot))
     ]
     before += [
         each.marks for each in update.list_pending(uuid) if each.marks is not None and each.offer.key == plan.key

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
-from gitboot.bmc.override_state import OverrideState
+from gitboot.bmc.override_state import Override, OverrideState
 from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
@@ -56,6 +56,13 @@ from gitboot.review.reinstalls import DescribedServer, find_withheld_boots, list
 def boot_identifies_machine(boot: Boot) -> bool:
     """Return whether a machine that boots this image fetches a file that identifies the machine."""
     return not boot.is_direct or boot.config_from is ConfigFrom.SYSTEM_UUID
+
+
+def names_boot(override: Override, boot: Boot) -> bool:
+    """Return whether an override names the file or the medium of a boot, if it names any."""
+    file = boot.http_boot_file
+    is_same_file = override.http_boot_uri in (None, file.url if file is not None else None)
+    return is_same_file and override.medium in (None, boot.medium)
 
 
 def list_offers(state: ServerState) -> Iterator[Offer]:

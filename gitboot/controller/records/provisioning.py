@@ -27,6 +27,7 @@ from gitboot.controller.records.install_boots import (
     find_report_offer,
     is_maintenance_key,
     is_outdated,
+    names_boot,
 )
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.ledger_trust import find_unverified_reason
@@ -189,7 +190,7 @@ def _write_first_records(
             shared_identity=f"the {other[0]} {other[1]} with {other[2].name} ({other[2].uuid})"
             if other is not None
             else None,
-            served_before=_find_served_before(update, each.replaces),
+            served_before=_find_served_before(update, each, each.replaces),
         )
         if found.state is UnrecordedState.UNKNOWN:
             unknown.setdefault(found.why, []).append(each.server)
@@ -206,17 +207,21 @@ def _write_first_records(
         update.add_event("ServerUnknown", message, warning=True, servers=names)
 
 
-def _find_served_before(update: LedgerUpdate, replaced: SystemUuid | None) -> int | None:
-    """Return the highest provision number with which a machine was installed or may have booted with an earlier board.
+def _find_served_before(update: LedgerUpdate, decision: Decision, uuid: SystemUuid | None) -> int | None:
+    """Return the highest provision number with which a machine was installed or may have booted with these boards.
 
-    ``replaced`` is the machine's UUID with the last of these boards. A boot without a fetch leaves only an override.
+    The boards are the one with this UUID, and those before it. A boot without a fetch leaves only an override. If the
+    override leads to a boot loader, the boot loader would have fetched the boot script.
     """
+    boot = decision.policy.boot if decision.policy is not None else None
     found = list[int | None]()
-    for board in _list_boards(update, replaced):
+    for board in _list_boards(update, uuid):
         keys = [
             each.reason
             for each in update.overrides.list_records(board)
-            if not each.state.is_unused and not each.override.gets_loader_from_dhcp
+            if not each.state.is_unused
+            and not each.override.gets_loader_from_dhcp
+            and (boot is None or boot.is_direct or not names_boot(each.override, boot))
         ]
         record = update.record(board) or Record()
         found += [record.provision, highest_served_provision(record, keys)]
@@ -260,7 +265,7 @@ def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Deci
     """Adopt a server that was never installed."""
     if record.provision is None:
         adopted = make_adopted_record(decision)
-        number = max(decision.provision, _find_served_before(update, decision.replaces) or 0)
+        number = max(decision.provision, _find_served_before(update, decision, decision.replaces) or 0)
         update.write_record(
             uuid,
             decision.server,
@@ -275,7 +280,7 @@ def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Deci
         )
         if decision.policy is not None and decision.policy.network_boot is NetworkBoot.ALWAYS:
             return  # the policy ignores the record
-        used = max(number, highest_served_provision(record) or 0)
+        used = max(number, _find_served_before(update, decision, uuid) or 0)
         update.add_event(
             "InstallWithdrawn",
             f"{decision.server}: was never installed, and a commit lowered `provision` to {decision.provision}, so "
