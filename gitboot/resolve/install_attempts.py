@@ -72,7 +72,7 @@ def find_begun_key(key: str, record: Record) -> str:
     The two keys differ if a commit changed `networkBoot` since then. A consumed override counts first, unless the
     attempts contain its boot, because an attempt with another key would have removed it from the record.
     """
-    begun: list[tuple[str, str | None]] = [(each.key, each.image) for each in reversed(record.attempts)]
+    begun: list[tuple[str, str | None]] = [(each.key, find_attempt_image(each)) for each in reversed(record.attempts)]
     begun += [(each.key, None) for each in record.unknown_serves if not each.is_withheld]
     if record.consumed_key is not None and record.consumed_key not in _list_boot_keys(record):
         begun.insert(0, (record.consumed_key, None))
@@ -83,6 +83,15 @@ def find_begun_key(key: str, record: Record) -> str:
         if found is not None and has_other_mode(found[0], key, record, image):
             return found[0]
     return key
+
+
+def find_attempt_image(attempt: InstallAttempt) -> str | None:
+    """Return the image that an attempt fetched last, or None if it is unknown.
+
+    Earlier versions recorded the image only in the keys of OnImageChange.
+    """
+    found = _BASE_KEY.match(attempt.key)
+    return attempt.image or (found[2] if found is not None else None)
 
 
 # A provision key at the start of a boot key. An image can be named `attempt` or `boot`, too.
@@ -192,7 +201,7 @@ def is_lowered(attempt: InstallAttempt, policy: PolicyDecision) -> bool:
 
 def has_wanted_image(attempt: InstallAttempt, policy: PolicyDecision) -> bool:
     """Return whether an attempt installs the image that the policy boots now."""
-    return policy.boot is None or attempt.image in (None, policy.boot.image)
+    return policy.boot is None or find_attempt_image(attempt) in (None, policy.boot.image)
 
 
 def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, int] | None:

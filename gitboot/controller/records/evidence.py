@@ -58,7 +58,7 @@ from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.render.paths import find_token
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.install_attempts import has_other_mode, may_have_booted
+from gitboot.resolve.install_attempts import find_attempt_image, has_other_mode, may_have_booted
 from gitboot.resolve.plan_at_time import release_key
 from gitboot.resolve.provisioning_record import CONSUMED_GRACE, StepEvidence
 from gitboot.resolve.server_decision import OverrideEnabled
@@ -455,7 +455,7 @@ def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence:
     if offer is None or record is None or offer.boot < offer.boots:
         return
     if (last := find_last_attempt(offer, record)) is not None:  # a commit may have changed the image since
-        offer = structs.replace(offer, image=last.image or offer.image)
+        offer = structs.replace(offer, image=find_attempt_image(last) or offer.image)
     before = [
         each.marks
         for each in update.overrides.list_records(uuid)

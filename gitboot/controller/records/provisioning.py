@@ -42,6 +42,7 @@ from gitboot.resolve.install_attempts import (
     HIGHEST_NEW_PROVISION,
     UnrecordedState,
     classify_unrecorded_server,
+    find_attempt_image,
     find_open_attempt,
     has_all_evidence,
     highest_served_provision,
@@ -355,7 +356,9 @@ def _complete_installations(update: LedgerUpdate, decisions: Decisions, machines
         if attempt is None or unfinished_later_attempt(record) is not None:
             continue
         if (offer := find_report_offer(decision, record)) is not None:
-            offer = structs.replace(offer, image=attempt.image or offer.image, number=update.facts.sequence)
+            offer = structs.replace(
+                offer, image=find_attempt_image(attempt) or offer.image, number=update.facts.sequence
+            )
             complete_installation(update, offer, "Fetched")
 
 

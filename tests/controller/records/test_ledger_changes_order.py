@@ -396,6 +396,26 @@ def test_a_commit_that_changes_the_image_during_an_attempt_withdraws_its_remaini
     assert summarize_plan(web01.report_failure(token)) == INSTALL_PENDING  # with the new image
 
 
+@pytest.mark.parametrize("evidence", ["Reported", "Fetched"])
+def test_an_attempt_that_an_earlier_version_recorded_installs_the_image_in_its_key(
+    web01: OrderBench, evidence: str
+) -> None:
+    web01.fetch_boot(web01.install(often="OnImageChange", boots=2))
+    if evidence == "Fetched":
+        web01.wait(minutes=2)
+        web01.fetch_boot(web01.reconcile_plan())
+        web01.data(web01.token)
+    record = require_value(web01.record)
+    attempts = tuple(structs.replace(each, image=None) for each in record.attempts)
+    fields = make_record_fields(replace(record, attempts=attempts))
+    web01.request("records", items=[{"uuid": make_uuid("web01"), "server": "web01", **fields}], reason="of 0.1.0")
+    web01.reconcile_plan()
+    planned = web01.wait(minutes=5).install(boots=2, image_name="flatcar-2", evidence=evidence)
+    assert planned.phase is Phase.DISK
+    image_name = "flatcar-1" if evidence == "Fetched" else None
+    assert require_value(web01.record).image == image_name
+
+
 @pytest.mark.parametrize("often", ["Once", "OnImageChange"])
 def test_the_record_names_the_image_that_was_fetched_although_a_commit_changed_it_and_the_evidence(
     web01: OrderBench, often: str
