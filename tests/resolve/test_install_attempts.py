@@ -21,6 +21,7 @@ from gitboot.resolve.install_attempts import (
     UnrecordedState,
     add_consumed_run,
     classify_unrecorded_server,
+    find_begun_key,
     make_adopted_record,
     make_first_records,
 )
@@ -77,6 +78,24 @@ ONCE = (
 
 def web01(spec: str = "provision: 1", *more: str) -> Decision:
     return decision("web01", *ONCE, server("web01", "role: web", spec), *more)
+
+
+@pytest.mark.parametrize(
+    ("key", "consumed", "expected"),
+    [
+        ("provision/1", None, "provision/1"),
+        ("provision/1", "provision/1", "provision/1"),
+        ("provision/1/flatcar-1", "provision/1", "provision/1"),
+        ("provision/1/flatcar-2", "provision/1", "provision/1/flatcar-2"),  # the attempt contains this boot
+        ("provision/1/flatcar-2", "provision/1/boot/2", "provision/1"),
+        ("provision/1", "provision/1/flatcar-2", "provision/1/flatcar-2"),
+    ],
+)
+def test_an_override_that_was_consumed_after_an_attempt_determines_what_began(
+    key: str, consumed: str | None, expected: str
+) -> None:
+    attempt = InstallAttempt(key="provision/1", image="flatcar-1", boots=(StepEvidence(at("20T12:00"), "", ""),))
+    assert find_begun_key(key, Record(attempts=(attempt,), consumed_key=consumed)) == expected
 
 
 @for_each(

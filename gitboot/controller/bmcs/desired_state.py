@@ -12,6 +12,7 @@ from gitboot.bmc.override_session import BmcTask
 from gitboot.bmc.override_state import Override, OverrideRecord, WantedOverride
 from gitboot.bmc.power_steps import PowerOperation, PowerRecord, PowerRecordState, WantedPowerChange
 from gitboot.controller.records.evidence import awaits_progress
+from gitboot.controller.records.install_boots import find_earlier_overrides
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.ledger_trust import InitMode
 from gitboot.evaluator.protocol import Commit
@@ -22,7 +23,7 @@ from gitboot.model.server import Firmware
 from gitboot.render.paths import BOOT, MEDIUM
 from gitboot.render.server_files import ServerDetails, ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.install_attempts import has_other_mode, last_attempt, may_have_booted, provision_key
+from gitboot.resolve.install_attempts import last_attempt, provision_key
 from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
@@ -325,20 +326,12 @@ def find_desired_state(
     )
 
 
-def _may_have_booted_before(state: ServerState, records: Iterable[OverrideRecord]) -> bool:
-    """Return whether the machine may have used an override for the planned installation.
-
-    gitboot set this override before a commit changed `networkBoot`.
-    """
+def _may_have_booted_before(state: ServerState, overrides: Iterable[OverrideRecord]) -> bool:
+    """Return whether the machine may have used an earlier override for the planned installation."""
     plan, record = state.plan, state.record
     if plan is None or plan.phase is not Phase.NETWORK or plan.key is None or record is None:
         return False
-    return any(
-        not each.state.is_unused
-        and has_other_mode(each.reason, plan.key, record)
-        and may_have_booted(each.reason, each.at, record)
-        for each in records
-    )
+    return bool(find_earlier_overrides(overrides, plan.key, record))
 
 
 def add_server_state(wanted: WantedOverride, state: ServerState, snapshot: LedgerSnapshot) -> WantedOverride:

@@ -16,6 +16,7 @@ from gitboot.controller.records.install_boots import (
     DISK_BOOT,
     boot_identifies_machine,
     build_offer,
+    find_earlier_overrides,
     find_last_attempt,
     names_boot,
 )
@@ -58,7 +59,7 @@ from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.render.paths import find_token
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
-from gitboot.resolve.install_attempts import find_attempt_image, has_other_mode, may_have_booted
+from gitboot.resolve.install_attempts import find_attempt_image
 from gitboot.resolve.plan_at_time import release_key
 from gitboot.resolve.provisioning_record import CONSUMED_GRACE, StepEvidence
 from gitboot.resolve.server_decision import OverrideEnabled
@@ -385,12 +386,12 @@ def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: i
     boot loader, because such a boot loader would have fetched the boot script.
     """
     plan, uuid = state.plan, state.decision.uuid
-    offer = build_offer(state.decision, plan, state.record) if plan is not None and plan.boot is not None else None
-    records = update.overrides.list_records(uuid)
-    record = next((each for each in records if offer is not None and each.reason == offer.key), None)
-    if record is None or record.state.is_unused:
-        _apply_earlier_override(update, state)
-    if plan is None or plan.boot is None or offer is None or record is None:
+    if plan is None or plan.boot is None or (offer := build_offer(state.decision, plan, state.record)) is None:
+        return
+    record = next((each for each in update.overrides.list_records(uuid) if each.reason == offer.key), None)
+    if plan.phase is Phase.NETWORK and (record is None or record.state.is_unused):
+        _apply_earlier_override(update, offer, identifies_machine=boot_identifies_machine(plan.boot))
+    if record is None:
         return
     if record.state is OverrideState.SET_BY_ANOTHER:
         record_override_by_another(update, offer)
@@ -411,29 +412,19 @@ def _apply_consumed_override(update: LedgerUpdate, state: ServerState, number: i
         record_override_consumed(update, uuid, state.decision.server, offer.key, update.at)
 
 
-def _apply_earlier_override(update: LedgerUpdate, state: ServerState) -> None:
-    """Record an override that was consumed for an unfinished installation before a commit changed the plan.
+def _apply_earlier_override(update: LedgerUpdate, offer: Offer, *, identifies_machine: bool) -> None:
+    """Record an override that was consumed for this installation before a commit changed the key of the installation.
 
     If the image boots without fetches, the machine may have booted it, so an operator must look at the machine.
     """
-    plan, policy, uuid = state.plan, state.decision.policy, state.decision.uuid
-    if (record := update.usable_record(uuid)) is None:
+    if (record := update.usable_record(offer.uuid)) is None:
         return
-    key = plan.key if plan is not None and plan.phase is Phase.NETWORK else None
-    last = max(
-        [
-            each
-            for each in update.overrides.list_records(uuid)
-            if not (each.state.is_open or each.state.is_unused) and may_have_booted(each.reason, each.at, record)
-        ],
-        key=lambda each: (key is not None and has_other_mode(each.reason, key, record), each.at),
-        default=None,
-    )
-    if last is not None:
-        fetches = policy is not None and policy.boot is not None and boot_identifies_machine(policy.boot)
-        has_grace = fetches and last.state is not OverrideState.SET_BY_ANOTHER
+    found = find_earlier_overrides(update.overrides.list_records(offer.uuid), offer.key, record)
+    used = max((each for each in found if not each.state.is_open), key=lambda each: each.at, default=None)
+    if used is not None:
+        has_grace = identifies_machine and used.state is not OverrideState.SET_BY_ANOTHER
         at = update.at if has_grace else update.at - CONSUMED_GRACE
-        record_override_consumed(update, uuid, state.decision.server, last.reason, at)
+        record_override_consumed(update, offer.uuid, offer.server, used.reason, at)
 
 
 def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
-from gitboot.bmc.override_state import Override, OverrideState
+from gitboot.bmc.override_state import Override, OverrideRecord, OverrideState
 from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
@@ -27,15 +27,18 @@ from gitboot.resolve.install_attempts import (
     attempt_token,
     disk_boot_token,
     find_begun_key,
+    has_other_mode,
     image_provision_key,
     install_progress,
     is_overwritten,
     is_provisioned,
     last_attempt,
+    may_have_booted,
     next_attempt_and_boot,
     parse_attempt_and_boot,
     parse_provision,
     provision_key,
+    satisfies_key,
     unfinished_later_attempt,
 )
 from gitboot.resolve.plan_at_time import is_run_consumed
@@ -63,6 +66,21 @@ def names_boot(override: Override, boot: Boot) -> bool:
     file = boot.http_boot_file
     is_same_file = override.http_boot_uri in (None, file.url if file is not None else None)
     return is_same_file and override.medium in (None, boot.medium)
+
+
+def find_earlier_overrides(overrides: Iterable[OverrideRecord], key: str, record: Record) -> list[OverrideRecord]:
+    """Return other overrides with which the machine may have booted the installation that ``key`` requires.
+
+    gitboot set them before a commit changed `networkBoot` or lowered the provision number.
+    """
+    return [
+        each
+        for each in overrides
+        if not each.state.is_unused
+        and each.reason != key
+        and (satisfies_key(each.reason, key) or has_other_mode(each.reason, key, record))
+        and may_have_booted(each.reason, each.at, record)
+    ]
 
 
 def list_offers(state: ServerState) -> Iterator[Offer]:

@@ -238,6 +238,9 @@ def test_an_override_that_was_used_is_not_forgotten_while_the_policy_does_not_in
     for _ in range(40):
         site.reconcile_after(60)
         assert (site.shown.split()[0], site.patches) == ("Disabled", patches)
+    if (after, artifacts) == ("Once", "uki"):  # the consumed override proves the boot
+        assert summarize_plan(site.bench.plan()) == INSTALLED
+        return
     assert summarize_plan(site.bench.plan()) == (Phase.DISK, Cause.CONSUMED)
     assert site.condition("InstallsCompleted") == (False, "NeedsOperator")
     key = require_value(site.bench.plan()).key
@@ -250,10 +253,19 @@ def test_an_override_that_was_used_is_not_forgotten_while_the_policy_does_not_in
 
 
 @pytest.mark.parametrize("between", ["Never", None])  # None: the commit follows before the BMC has responded
-@pytest.mark.parametrize("after", ["Once", "OnImageChange"])
-@pytest.mark.parametrize(("number", "is_higher"), [(4, False), (5, False), (6, True)])
-def test_a_number_that_a_commit_lowered_after_the_override_was_used_needs_an_operator(
-    site: Site, number: int, is_higher: bool, after: str, between: str | None
+@pytest.mark.parametrize(
+    ("after", "number", "expected"),
+    [
+        ("Once", 4, (Phase.DISK, Cause.CONSUMED)),
+        ("OnImageChange", 4, (Phase.DISK, Cause.CONSUMED)),
+        ("Once", 5, INSTALLED),  # the consumed override proves the boot
+        ("OnImageChange", 5, (Phase.DISK, Cause.CONSUMED)),
+        ("Once", 6, TO_INSTALL),
+        ("OnImageChange", 6, TO_INSTALL),
+    ],
+)
+def test_a_number_that_a_commit_lowered_after_the_override_was_used_installs_no_second_time(
+    site: Site, after: str, number: int, expected: tuple[Phase, Cause], between: str | None
 ) -> None:
     boot = {"method": "UefiHttp", "artifacts": "uki"}
     site.observe_resets()
@@ -270,9 +282,9 @@ def test_a_number_that_a_commit_lowered_after_the_override_was_used_needs_an_ope
     site.apply(after, spec=f"provision: {number}", **boot)
     for _ in range(5):
         planned = site.reconcile_after(60)
-    assert summarize_plan(planned) == (TO_INSTALL if is_higher else (Phase.DISK, Cause.CONSUMED))
-    assert site.shown.split()[0] == ("Once" if is_higher else "Disabled")
-    assert site.condition("InstallsCompleted")[0] is is_higher
+    assert summarize_plan(planned) == expected
+    assert site.shown.split()[0] == ("Once" if expected == TO_INSTALL else "Disabled")
+    assert site.condition("InstallsCompleted")[0] is (expected[1] is not Cause.CONSUMED)
 
 
 REPORTED = MONITORS.replace("provisioning: {", "provisioning: {evidence: Reported, ")
