@@ -191,7 +191,7 @@ def _write_first_records(
             shared_identity=f"the {other[0]} {other[1]} with {other[2].name} ({other[2].uuid})"
             if other is not None
             else None,
-            served_before=_find_served_before(update, each, each.replaces),
+            served_before=_find_served_before(update, each),
         )
         if found.state is UnrecordedState.UNKNOWN:
             unknown.setdefault(found.why, []).append(each.server)
@@ -208,15 +208,15 @@ def _write_first_records(
         update.add_event("ServerUnknown", message, warning=True, servers=names)
 
 
-def _find_served_before(update: LedgerUpdate, decision: Decision, uuid: SystemUuid | None) -> int | None:
-    """Return the highest provision number with which a machine was installed or may have booted with these boards.
+def _find_served_before(update: LedgerUpdate, decision: Decision) -> int | None:
+    """Return the highest provision number with which a machine was installed or may have booted with an earlier board.
 
-    The boards are the one with this UUID, and those before it. A boot without a fetch leaves only an override. If the
-    override leads to a boot loader, the boot loader would have fetched the boot script.
+    A boot without a fetch leaves only an override. If the override leads to a boot loader, the boot loader would have
+    fetched the boot script.
     """
     boot = decision.policy.boot if decision.policy is not None else None
     found = list[int | None]()
-    for board in _list_boards(update, uuid):
+    for board in _list_boards(update, decision.replaces):
         keys = [
             each.reason
             for each in update.overrides.list_records(board)
@@ -266,7 +266,7 @@ def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Deci
     """Adopt a server that was never installed."""
     if record.provision is None:
         adopted = make_adopted_record(decision)
-        number = max(decision.provision, _find_served_before(update, decision, decision.replaces) or 0)
+        number = max(decision.provision, _find_served_before(update, decision) or 0)
         update.write_record(
             uuid,
             decision.server,
@@ -281,7 +281,8 @@ def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Deci
         )
         if decision.policy is not None and decision.policy.network_boot is NetworkBoot.ALWAYS:
             return  # the policy ignores the record
-        used = max(number, _find_served_before(update, decision, uuid) or 0)
+        overrides = [each.reason for each in update.overrides.list_records(uuid) if not each.state.is_unused]
+        used = max(number, highest_served_provision(record, overrides) or 0)
         update.add_event(
             "InstallWithdrawn",
             f"{decision.server}: was never installed, and a commit lowered `provision` to {decision.provision}, so "

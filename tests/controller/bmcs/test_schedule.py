@@ -287,6 +287,26 @@ def test_a_number_that_a_commit_lowered_after_the_override_was_used_installs_no_
     assert site.condition("InstallsCompleted")[0] is (expected[1] is not Cause.CONSUMED)
 
 
+@pytest.mark.parametrize(("number", "expected"), [(4, (Phase.DISK, Cause.CONSUMED)), (6, TO_INSTALL)])
+@pytest.mark.parametrize("after", ["Once", "OnImageChange"])
+def test_the_number_that_the_event_names_installs_although_an_override_was_used_without_a_fetch(
+    site: Site, after: str, number: int, expected: tuple[Phase, Cause]
+) -> None:
+    site.observe_resets()
+    site.apply("Once", spec="provision: 5")
+    site.set_pending()
+    site.reconcile_after(60)
+    site.boot()
+    site.apply("Once", spec="provision: 1")
+    withdrawn = next(each.message for each in site.bench.events if each.type == "InstallWithdrawn")
+    assert withdrawn.endswith("raise `provision` above 5")
+    site.apply(after, spec=f"provision: {number}")
+    for _ in range(40):
+        planned = site.reconcile_after(60)
+    assert summarize_plan(planned) == expected
+    assert site.condition("InstallsCompleted")[0] is (expected == TO_INSTALL)
+
+
 REPORTED = MONITORS.replace("provisioning: {", "provisioning: {evidence: Reported, ")
 
 
