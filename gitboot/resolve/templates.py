@@ -656,14 +656,9 @@ def _default(value: object, default: object = "", boolean: bool = False) -> obje
     return default if value is None or isinstance(value, Undefined) or (boolean and not value) else value
 
 
-def _first(value: object) -> object:
+def _get_end(value: object, index: int, name: str) -> object:
     elements = get_elements(value)
-    return elements[0] if elements else MissingName("the list is empty, so it has no first element")
-
-
-def _last(value: object) -> object:
-    elements = get_elements(value)
-    return elements[-1] if elements else MissingName("the list is empty, so it has no last element")
+    return elements[index] if elements else MissingName(f"the list is empty, so it has no {name} element")
 
 
 def _indent(context: BudgetedContext, text: str, width: int = 4, first: bool = False) -> str:
@@ -742,7 +737,7 @@ FILTERS: Final[dict[str, Any]] = {
     "data_url": add_cost(_data_url),
     "default": _default,
     "dictsort": add_cost(JINJA_FILTERS["dictsort"]),
-    "first": add_cost(_first),
+    "first": add_cost(lambda value: _get_end(value, 0, "first")),
     "grub": _make_quoting_filter(quote_grub_word, quote_grub_arguments),
     "indent": add_cost_with_context(_indent),
     "int": add_cost(_integer),
@@ -752,7 +747,7 @@ FILTERS: Final[dict[str, Any]] = {
     "kernel": _make_quoting_filter(quote_kernel_argument, build_command_line),
     "kubelet_labels": add_cost(_kubelet_labels),
     "kubelet_taints": add_cost(_kubelet_taints),
-    "last": add_cost(_last),
+    "last": add_cost(lambda value: _get_end(value, -1, "last")),
     "length": add_cost(len),
     "list": add_cost(lambda value: list(get_elements(value))),
     "lower": add_cost(lambda value: as_text(value).lower()),
