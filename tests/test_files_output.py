@@ -151,19 +151,20 @@ def test_finding_s1_no_command_writes_through_a_symlink_of_the_branch(work: Work
     assert (done.returncode != Exit.FINE, "Traceback" in done.stderr) == (True, False)
 
 
-@pytest.mark.parametrize("name", ["../site-packages/zz.pth", "{outside}/zz.pth", "servers/zz.pth"])
+@pytest.mark.parametrize("name", ["../site-packages/zz.pth", "{outside}/zz.pth", "servers/zz.yaml"])
 def test_finding_s1_an_import_deletes_nothing_outside_its_folder(
     work: WorkTree, outside: Path, tmp_path: Path, name: str
 ) -> None:
     """A commit can change which files the last import wrote, and those that the source no longer has are deleted."""
     digest = sha256(b"theirs").hexdigest()
     named = name.format(outside=outside)
+    (outside / "zz.yaml").write_text("theirs")
     (work.path / "servers").symlink_to(outside)
     work.commit({".gitboot/import.json": f'{{"{named}": "{digest}"}}\n'})
     source = tmp_path / "dnsmasq.conf"
     source.write_text("dhcp-host=52:54:00:00:00:01,web01,10.0.0.1\n")
     done = run_forked("import", "dnsmasq", source, "--out", work.path)
-    assert files_of(outside) == {"zz.pth": "theirs"}
+    assert files_of(outside) == {"zz.pth": "theirs", "zz.yaml": "theirs"}
     assert (done.returncode, "Traceback" in done.stderr) == (Exit.USAGE, False)
 
 

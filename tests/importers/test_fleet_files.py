@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from gitboot.resolve.install_attempts import make_first_records
 from gitboot.resolve.plan_at_time import make_plan
 from tests.helpers.cases import for_each, sample_cases
 from tests.helpers.fleets import at
-from tests.helpers.instance_with_bmcs import run_command
+from tests.helpers.instance_with_bmcs import CommandResult, run_command
 
 UUID = "4c4c4544-0034-4a10-8056-b9c04f4d3732"
 MAC = "52:54:00:12:34:56"
@@ -859,6 +860,60 @@ def test_a_directory_with_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "fleet" / "mine").touch()
     done = run_command("import", "isc", write_files(tmp_path / "source", SOURCES["isc"]), "--out", tmp_path / "fleet")
     assert done.code == 64 and "is not empty" in done.err
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(".git/HEAD", ".GIT/config", "servers/.git/HEAD", "servers/web01.yaml/.git/HEAD", ".git/servers/web01.yaml"),
+        *("fleet.yaml", ".gitboot/schemas/Server.json", "secrets/web01.age", "servers/x/web01.yaml"),
+        *("servers/Web01.yaml", "servers/web01.j2", "userdata/web01.yaml", "pending/pending/servers/web01.yaml"),
+        *("/servers/web01.yaml", "../servers/web01.yaml", "servers//web01.yaml", "servers/../web01.yaml"),
+    ],
+)
+def test_an_import_removes_no_file_that_an_import_does_not_write(tmp_path: Path, name: str) -> None:
+    content = "ref: refs/heads/main\n"
+    file = tmp_path / "fleet" / name.removeprefix("/")
+    write_files(tmp_path, {f"fleet/{name.removeprefix('/')}": content})
+    done = import_with_digests(tmp_path, _json({name: sha256(content.encode()).hexdigest()}))
+    assert (done.code, file.read_text()) == (64, content)
+    assert f"import.json contains the path {name!r}" in done.err and "restore the file from Git" in done.err
+
+
+DIGEST = "feed" * 16
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("[" * 200_000, id="deep"),
+        pytest.param('{"servers/web01.yaml":' * 200_000, id="deep objects"),
+        *("", "{", "null", f'["{DIGEST}"]', '{"servers/web01.yaml": null}', '{"servers/web01.yaml": ["x"]}'),
+        *('{"servers/a\\u0000.yaml": "x"}', '{"servers/\\ud800.yaml": "x"}', '{"servers/web01.yaml": "\\ud800"}'),
+        f'{{"servers/{"a" * 300}.yaml": "{DIGEST}"}}',
+    ],
+)
+def test_a_damaged_file_of_digests_is_named_with_the_cause_and_the_next_step(tmp_path: Path, text: str) -> None:
+    done = import_with_digests(tmp_path, text)
+    assert done.code == 64 and str(tmp_path / "fleet/.gitboot/import.json") in done.err
+    assert re.search(r" is damaged: .+; restore the file from Git| contains the path .+: restore the file", done.err)
+    assert read_files(tmp_path / "fleet") == {".gitboot/import.json": text.encode()}
+
+
+def import_with_digests(tmp_path: Path, digests: str) -> CommandResult:
+    write_files(tmp_path, {"fleet/.gitboot/import.json": digests})
+    return run_command("import", "isc", write_files(tmp_path / "source", SOURCES["isc"]), "--out", tmp_path / "fleet")
+
+
+@pytest.mark.parametrize("system", SOURCES)
+def test_the_next_import_accepts_each_path_that_an_import_writes(
+    tmp_path: Path, system: str, fleets: Callable[[str], Path]
+) -> None:
+    fleet = shutil.copytree(fleets(system), tmp_path / "fleet")
+    run_import(tmp_path, system)
+    assert (fleet / "pending").exists() is (system not in ("maas", "netbox")), "their sources contain all facts"
+    run_import(tmp_path, system, *make_known_options(tmp_path))
+    assert not any(path.is_file() for path in fleet.glob("pending/**/*"))
 
 
 @pytest.mark.parametrize("system", ["matchbox", "kea", "metal3"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -12,12 +13,13 @@ from copy import copy
 from datetime import datetime
 from functools import partial
 from hashlib import sha256
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NoReturn
 from urllib.parse import urlsplit
 
 import click
+import msgspec
 from msgspec import Struct, structs
 
 from gitboot.cli.commands.init import CI, SCHEMAS, build_seed_file
@@ -60,7 +62,7 @@ from gitboot.importers.sources import (
 )
 from gitboot.jsonio import format_document
 from gitboot.model.boot_policy import NetworkBoot
-from gitboot.model.scalars import Malformed, parse_base_url
+from gitboot.model.scalars import NAME, Malformed, parse_base_url
 from gitboot.model.server import Lifecycle, Server
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.text import format_count
@@ -547,7 +549,7 @@ class _ImportTarget:
         self._new_digests: dict[str, str] = {}
         self._old_digests: Mapping[str, str] = {}
         if (written := read_output_file(out / _DIGESTS_FILE)) is not None:
-            self._old_digests = _parse_digests(written, out)
+            self._old_digests = _parse_digests(written, out / _DIGESTS_FILE)
         elif out.exists() and any(path.name != ".git" for path in out.iterdir()):
             raise UsageError(f"{out} is not empty, and gitboot import did not create it: choose an empty directory")
 
@@ -589,22 +591,28 @@ class _ImportTarget:
             write_output_file(self._out / name, [text.encode()], make_folders=True)
 
 
-def _parse_digests(data: bytes, out: Path) -> dict[str, str]:
+# The paths of the documents and user data that an import writes. A file system accepts names of at most 255 bytes.
+_IMPORTED_PATH: Final = re.compile(
+    r"(?:pending/)?(?=[a-z]+/[^/]{1,255}\Z)"
+    rf"(?:(?:images|policies|profiles|servers)/{NAME.pattern}\.yaml|userdata/{NAME.pattern}\.j2)"
+)
+
+
+def _parse_digests(data: bytes, file: Path) -> dict[str, str]:
     """Return the digests of the files that the last import wrote, by file path.
 
-    Raises `UsageError` if a path is not below ``out``, because gitboot deletes files at the parsed paths, and a commit
-    can change the paths.
+    Raises `UsageError` if an import does not write a file at one of the paths, because gitboot deletes and replaces
+    files at the parsed paths, and a commit can change the paths.
     """
     try:
-        found = json.loads(data)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise UsageError(f"{out / _DIGESTS_FILE} is damaged: restore it from Git")
-    for path in map(PurePosixPath, found):
-        if path.is_absolute() or ".." in path.parts:
+        found = msgspec.json.decode(data, type=dict[str, str])
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise UsageError(f"{file} is damaged: {error}; restore the file from Git") from None
+    for path in found:
+        if not _IMPORTED_PATH.fullmatch(path):
             raise UsageError(
-                f"{out / _DIGESTS_FILE} contains {str(path)!r}, which is outside {out}: restore the file from Git"
+                f"{file} contains the path {path!r:.100}, but gitboot import does not write a file at this path: "
+                "restore the file from Git"
             )
     return found
 
