@@ -818,6 +818,26 @@ def test_edited_files_stay_and_are_reported(tmp_path: Path) -> None:
         assert "- `servers/web01.yaml`" in (fleet / "import-report.md").read_text()
 
 
+@pytest.mark.parametrize("git_converts", [False, True])
+def test_user_data_with_crlf_is_not_an_edit_and_is_updated(tmp_path: Path, git_converts: bool) -> None:
+    template = tmp_path / "fleet/userdata/flatcar.j2"
+
+    def import_user_data(version: str) -> bytes:
+        ignition = f'{{"ignition": {{\r\n"version": "{version}"}}}}\r\n'
+        files = {**SOURCES["matchbox"], "ignition/flatcar.ign": ignition}
+        fleet = run_import(tmp_path, "matchbox", *make_known_options(tmp_path), files=files)
+        assert "Changed files" not in (fleet / "import-report.md").read_text()
+        return template.read_bytes()
+
+    written = import_user_data("3.3.0")
+    assert b"\r\n" in written
+    if git_converts:
+        template.write_bytes(written := written.replace(b"\r\n", b"\n"))
+    changed_at = template.stat().st_mtime_ns, template.stat().st_ino
+    assert (import_user_data("3.3.0"), template.stat().st_mtime_ns, template.stat().st_ino) == (written, *changed_at)
+    assert b"3.4.0" in import_user_data("3.4.0")
+
+
 def test_a_machine_that_was_removed_from_the_source_is_removed(tmp_path: Path) -> None:
     fleet = run_import(tmp_path, "isc", *make_known_options(tmp_path))
     (tmp_path / "source" / "dhcpd.conf").unlink()

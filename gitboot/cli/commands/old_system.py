@@ -584,10 +584,11 @@ class _ImportTarget:
 
     def _read(self, name: str) -> str | None:
         content = read_output_file(self._out / name)
-        return content.decode(errors="replace").replace("\r\n", "\n") if content is not None else None
+        return content.decode(errors="replace") if content is not None else None
 
     def _write_file(self, name: str, text: str) -> None:
-        if self._read(name) != text:
+        found = self._read(name)
+        if found is None or _hash_text(found) != _hash_text(text):
             write_output_file(self._out / name, [text.encode()], make_folders=True)
 
 
@@ -618,4 +619,5 @@ def _parse_digests(data: bytes, file: Path) -> dict[str, str]:
 
 
 def _hash_text(text: str) -> str:
-    return sha256(text.encode()).hexdigest()
+    """Return the SHA-256 of the text with LF line endings, because Git can convert line endings."""
+    return sha256(text.replace("\r\n", "\n").encode()).hexdigest()
