@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -141,6 +142,38 @@ def test_a_secret_among_the_arguments_is_not_printed(fleet: Path, old_server: Ar
 def test_a_server_that_the_old_system_does_not_know_is_missing(fleet: Path, old_server: ArtifactServer) -> None:
     assert compare(fleet, old_server, 2)["verdict"] == "missing"
     assert sum(old_server.asked.values()) == 2, "one request for each MAC address that boots"
+
+
+@pytest.mark.parametrize("script", ["", "#!ipxe\nhalt\n", "#!ipxe\nchain /nowhere\n"])
+def test_a_server_without_a_boot_is_missing_although_the_old_system_responds(
+    fleet: Path, old_server: ArtifactServer, script: str
+) -> None:
+    old_server.put(ASK, script.encode())
+    item = compare(fleet, old_server, 2)
+    assert (item["verdict"], item["message"]) == ("missing", "the old system has no boot for this server")
+
+
+@pytest.mark.parametrize(("redirects", "verdict"), [(1, "equal"), (3, "equal"), (4, "unknown"), (None, "unknown")])
+def test_scripts_are_followed_up_to_the_limit(
+    fleet: Path, old_server: ArtifactServer, redirects: int | None, verdict: str
+) -> None:
+    serve_old(old_server)
+    boot = old_server.files[ASK]
+    old_server.put(ASK, b"#!ipxe\nchain /1\n")
+    for number in range(1, redirects or 1):
+        old_server.put(f"/{number}", f"#!ipxe\nchain /{number + 1}\n".encode())
+    old_server.put(f"/{redirects or 1}", boot if redirects else b"#!ipxe\nchain /1\n")
+    item = compare(fleet, old_server, 0 if verdict == "equal" else 6)
+    host = urlsplit(old_server.url).netloc
+    too_many = f"the boot script of {host} loads another script more than 3 times"
+    assert (item["verdict"], item["message"]) == (verdict, "" if verdict == "equal" else too_many)
+
+
+def test_an_endless_chain_is_no_missing_boot_if_the_system_also_supports_http_boot(
+    fleet: Path, old_server: ArtifactServer
+) -> None:
+    old_server.put(path := f"/ipxe/{UUID}", f"#!ipxe\nchain {path}\n".encode())
+    assert compare(fleet, old_server, 6, "--as", "boot-operator")["verdict"] == "unknown"
 
 
 def test_an_unreachable_old_system_proves_nothing_about_the_servers(fleet: Path) -> None:

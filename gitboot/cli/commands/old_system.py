@@ -30,7 +30,7 @@ from gitboot.cli.options import FiniteRange, OutputOption, current_second, fleet
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import HostUnreachable, UsageError
 from gitboot.files import convert_os_errors, is_file, read_output_file, remove_output_file, write_output_file
-from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, format_host
+from gitboot.http_client import SLOWEST_DOWNLOAD, HttpClient, RedirectRefused, format_host
 from gitboot.importers.boot_comparison import (
     HTTP_BOOT_PATHS,
     OTHER_SCRIPT_PATHS,
@@ -226,7 +226,7 @@ def _compare_server(old_system: _OldSystem, decision: Decision, server: Server, 
         is_uki = boot is not None and boot.direct_uki is not None
         answer = old_system.fetch_boot(machine, is_uki=is_uki)
         if answer is None:
-            return build_result(verdict=Verdict.MISSING, message="the old system returned 404 for this server")
+            return build_result(verdict=Verdict.MISSING, message="the old system has no boot for this server")
         if boot is None and answer.kernel is None:
             return build_result(verdict=Verdict.EQUAL, message="both systems boot the server from its disk")
         if boot is None:
@@ -283,6 +283,8 @@ class _OldSystem(Struct, frozen=True):
             try:
                 if (boot := way(machine)) is not None:
                     return boot
+            except RedirectRefused:
+                raise
             except HostUnreachable as error:  # boot-operator: 503 if iPXE is disabled, and 500 without a default uki
                 failures.append(error)
         if len(failures) == len(ways):
@@ -298,7 +300,7 @@ class _OldSystem(Struct, frozen=True):
         for number, script_url in urls:
             mac = machine.macs[min(number, len(machine.macs) - 1)] if machine.macs else ""
             url, variables = script_url, machine.list_variables(mac)
-            for _ in range(_MAX_REDIRECTS):
+            for _ in range(_MAX_REDIRECTS + 1):
                 # Cobbler sends an empty response to an unknown machine.
                 if not (script := self.fetch_text(url) or "").strip():
                     break
@@ -308,6 +310,11 @@ class _OldSystem(Struct, frozen=True):
                 if boot.chain is None or not self.serves(boot.chain) or "${" in boot.chain:
                     return boot
                 url = boot.chain
+            else:
+                host = urlsplit(url).netloc
+                raise RedirectRefused(
+                    f"the boot script of {host} loads another script more than {_MAX_REDIRECTS} times"
+                )
         return None
 
     def _fetch_http_boot(self, machine: ComparedMachine) -> OldBoot | None:
