@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from errno import ENOSPC
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 from gitboot.cli.commands.old_system import SYSTEMS
+from gitboot.files import write_output_file
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.importers.fleet_files import render_fleet
@@ -816,6 +818,46 @@ def test_edited_files_stay_and_are_reported(tmp_path: Path) -> None:
         for name in ("servers/web01.yaml", "fleet.yaml"):
             assert (fleet / name).read_text().endswith("# mine\n")
         assert "- `servers/web01.yaml`" in (fleet / "import-report.md").read_text()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_an_interrupted_import_is_completed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """The disk is full at any of the files that the import writes."""
+    changed = {name: text.replace("10.0.0.13", "10.0.0.14") for name, text in SOURCES["cobbler"].items()}
+    writes: list[Path] = []
+
+    def write(path: Path, *content: Any, **options: Any) -> None:
+        if len(writes) == limit:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            raise OSError(ENOSPC, "No space left on device")
+        writes.append(path)
+        write_output_file(path, *content, **options)
+
+    def import_into(folder: Path, files: dict[str, str]) -> CommandResult:
+        source = write_files(tmp_path / "source", files)
+        return run_command("import", "cobbler", source, "--out", folder, *make_known_options(tmp_path))
+
+    limit = -1
+    monkeypatch.setattr("gitboot.cli.commands.old_system.write_output_file", write)
+    if not is_first:
+        assert import_into(tmp_path / "before", SOURCES["cobbler"]).code == 0
+    writes.clear()
+    expected = tmp_path / "expected" if is_first else shutil.copytree(tmp_path / "before", tmp_path / "expected")
+    assert import_into(expected, changed).code == 0
+    for limit in range(len(writes)):
+        fleet = tmp_path / f"fleet-{limit}"
+        if not is_first:
+            shutil.copytree(tmp_path / "before", fleet)
+        writes.clear()
+        done = import_into(fleet, changed)
+        assert done.code == 64 and "No space left" in done.err, limit
+        writes.clear()
+        limit = -1
+        done = import_into(fleet, changed)
+        assert done.code == 0 and "that you changed" not in done.err, done
+        assert read_files(fleet) == read_files(expected)
 
 
 @pytest.mark.parametrize("git_converts", [False, True])

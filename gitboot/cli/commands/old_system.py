@@ -497,10 +497,10 @@ def import_command(system: str, source: Path, out: Path, uuids: Path | None, sum
         )
     with convert_os_errors(out):
         target = _ImportTarget(out)
+        target.write(fleet.files)
         target.write_missing(
             {"fleet.yaml": fleet_yaml, ".gitbootignore": IGNORE, **{name: build_seed_file(name) for name in CI}}
         )
-        target.write(fleet.files)
         below = {f"{SCHEMAS}/{name}": text for name, text in build_schemas().items()}
         target.finish({**below, REPORT: render_report(system, fleet, target.skipped)})
     skipped = f"; gitboot kept {format_count(len(target.skipped), 'file')} that you changed" if target.skipped else ""
@@ -557,21 +557,18 @@ class _ImportTarget:
         self._old_digests: Mapping[str, str] = {}
         if (written := read_output_file(out / _DIGESTS_FILE)) is not None:
             self._old_digests = _parse_digests(written, out / _DIGESTS_FILE)
-        elif out.exists() and any(path.name != ".git" for path in out.iterdir()):
+        elif out.exists() and any(path.name not in (".git", ".gitboot") for path in out.iterdir()):
             raise UsageError(f"{out} is not empty, and gitboot import did not create it: choose an empty directory")
 
-    def write_missing(self, files: Mapping[str, str]) -> None:
-        for name, text in files.items():
-            if not (self._out / name).exists():
-                self._write_file(name, text)
-
     def write(self, files: Mapping[str, str]) -> None:
+        self._new_digests = {name: _hash_text(text) for name, text in files.items()}
+        if not self._old_digests:  # If this first import is interrupted, the next import needs the digests.
+            self._write_digests()
         for name, text in sorted(files.items()):
             edited = [each for each in (name, name.removeprefix("pending/")) if self._is_edited(each)]
             self.skipped += edited[:1]
             if not edited:
                 self._write_file(name, text)
-            self._new_digests[name] = _hash_text(text)
         for name in sorted(self._old_digests.keys() - files.keys()):
             if self._is_edited(name):
                 self.skipped.append(name)
@@ -579,15 +576,26 @@ class _ImportTarget:
             else:
                 remove_output_file(self._out / name)
 
+    def write_missing(self, files: Mapping[str, str]) -> None:
+        for name, text in files.items():
+            if not (self._out / name).exists():
+                self._write_file(name, text)
+
     def finish(self, files: Mapping[str, str]) -> None:
         for name, text in files.items():
             self._write_file(name, text)
+        self._write_digests()
+
+    def _write_digests(self) -> None:
         self._write_file(_DIGESTS_FILE, json.dumps(self._new_digests, indent=2, sort_keys=True) + "\n")
 
     def _is_edited(self, name: str) -> bool:
-        """Return whether the file exists and differs from what the last import wrote."""
+        """Return whether the file exists and differs from what the last import wrote and from what this import writes.
+
+        An interrupted import leaves files that already have the new content.
+        """
         found = self._read(name)
-        return found is not None and _hash_text(found) != self._old_digests.get(name)
+        return found is not None and _hash_text(found) not in (self._old_digests.get(name), self._new_digests.get(name))
 
     def _read(self, name: str) -> str | None:
         content = read_output_file(self._out / name)
