@@ -262,6 +262,16 @@ def test_files_at_other_paths_are_compared_by_content(
     assert {each["field"] for each in compare(fleet, old_server, 2 if differs else 0, *more)["differences"]} == differs
 
 
+def test_a_missing_file_does_not_equal_an_empty_file(fleet: Path, old_server: ArtifactServer) -> None:
+    image = fleet / "image.yaml"
+    image.write_text(image.read_text().replace(DIGEST, sha256(b"").hexdigest()))
+    script = SCRIPT.format(arguments="console=ttyS0", url=old_server.url).replace("/assets/flatcar/", "/1be26c0b/")
+    old_server.put(ASK, script.encode())
+    old_server.put(f"/ignition?uuid={UUID}", IGNITION.encode())
+    old_server.put("/1be26c0b/image.cpio.gz", b"")
+    assert [each["field"] for each in compare(fleet, old_server, 2, "--contents")["differences"]] == ["kernel"]
+
+
 def test_an_endless_response_is_cut_off(fleet: Path, old_server: ArtifactServer) -> None:
     old_server.put(ASK.replace("12-34-56", "99-99-99"), b"#" * ((1 << 20) + 1))
     assert "more than" in compare(fleet, old_server, 6)["message"]

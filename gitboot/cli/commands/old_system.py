@@ -240,7 +240,9 @@ def _compare_server(old_system: _OldSystem, decision: Decision, server: Server, 
         if url is not None and old_system.serves(url):
             data = old_system.fetch_text(f"{url}user-data" if url.endswith("/") else url)
         moved = list_moved_files(answer, boot, old_url=old_system.url, base_url=decision.base_url) if contents else ()
-        digests = {url: old_system.hash_file(url) for url in moved if old_system.serves(url)}
+        digests = {
+            url: digest for url in moved if old_system.serves(url) and (digest := old_system.hash_file(url)) is not None
+        }
     except HostUnreachable as error:
         return build_result(verdict=Verdict.UNKNOWN, message=str(error))
     return compare_boots(
@@ -337,13 +339,15 @@ class _OldSystem(Struct, frozen=True):
                 raise HostUnreachable(f"{urlsplit(url).netloc} answers {answer.status}")
             return answer.read_whole(_MAX_SCRIPT_BYTES).decode(errors="replace")
 
-    def hash_file(self, url: str) -> str:
-        """Return the SHA-256 of the file at a URL. If the status is not 200, return the SHA-256 of empty content."""
+    def hash_file(self, url: str) -> str | None:
+        """Return the SHA-256 of the file at a URL, or None if the status is not 200."""
         found, size = sha256(), 0
         with self.client.stream(
             "GET", url, headers=_ANY_TYPE, deadline_s=self.timeout_s, rate=SLOWEST_DOWNLOAD
         ) as answer:
-            while answer.status == 200 and (piece := answer.read(_CHUNK_BYTES)):
+            if answer.status != 200:
+                return None
+            while piece := answer.read(_CHUNK_BYTES):
                 found.update(piece)
                 if (size := size + len(piece)) > _MAX_FILE_BYTES:
                     raise HostUnreachable(
