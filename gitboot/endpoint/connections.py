@@ -282,6 +282,8 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_since = None
+        if self.parser.get_method() != b"GET":  # a Range header applies only to GET (RFC 9110, 14.2)
+            self.headers[:] = [each for each in self.headers if each[0] != b"range"]
         if (reply := self._find_quick_reply()) is not None:
             self._has_sent_quick_reply = True
             self._send_reply(reply)

@@ -322,6 +322,15 @@ def test_finding_m9_a_download_of_content_can_be_resumed(
     assert whole.headers["accept-ranges"] == "bytes"
 
 
+def test_a_range_applies_only_to_get(client: httpx.Client) -> None:
+    """RFC 9110, 14.2."""
+    whole = client.get(USER_DATA)
+    for wanted in ("bytes=0-3", "bytes=99999-"):
+        head = client.head(USER_DATA, headers={"range": wanted})
+        assert (head.status_code, head.headers["content-length"]) == (200, str(len(whole.content)))
+        assert "content-range" not in head.headers
+
+
 @pytest.mark.parametrize("path", ["/boot.ipxe", ENTRY])
 def test_a_script_is_sent_as_a_whole(client: httpx.Client, path: str) -> None:
     assert client.get(path, headers={"range": "bytes=0-3"}).status_code == 200

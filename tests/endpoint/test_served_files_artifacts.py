@@ -81,6 +81,14 @@ def test_a_download_can_be_resumed(client: httpx.Client, wanted: str, status: in
     assert (response.status_code, response.content) == (status, expected)
 
 
+@pytest.mark.parametrize("wanted", ["bytes=0-99", "bytes=999999999-", "sectors=1"])
+def test_a_range_applies_only_to_get(client: httpx.Client, wanted: str) -> None:
+    """RFC 9110, 14.2."""
+    head = client.head("/assets/flatcar/kernel", headers={"range": wanted})
+    assert (head.status_code, head.headers["content-length"]) == (200, str(len(KERNEL)))
+    assert "content-range" not in head.headers
+
+
 def test_a_client_that_has_the_file_already_gets_a_304(client: httpx.Client) -> None:
     etag = client.get("/assets/flatcar/kernel").headers["etag"]
     response = client.get("/assets/flatcar/kernel", headers={"if-none-match": etag})
