@@ -87,7 +87,7 @@ from gitboot.fetchlog.unknown_machines import (
     parse_inventory,
     parse_unknown_machine,
 )
-from gitboot.files import find_file_below
+from gitboot.files import ABSENT, find_file_below
 from gitboot.render.boot_script_parts import render_disk_boot
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
 from gitboot.render.endpoint_files import NeededFile
@@ -460,15 +460,15 @@ class ServedFiles:
     def serve_file(self, path: str, request: Request) -> Response:
         """Serve the file at ``path`` below the folder. ``path`` may differ from the path in the request."""
         try:
-            found = find_file_below(self._root.resolve(), path)
-        except OSError:
-            return UNAVAILABLE
-        if found is None:
-            return NOT_FOUND
+            if (found := find_file_below(self._root.resolve(), path)) is None:
+                return NOT_FOUND
+            status = found.stat()
+        except OSError as error:  # ABSENT: the file was removed after `find_file_below` found it
+            return NOT_FOUND if error.errno in ABSENT else UNAVAILABLE
         response = FileResponse(
             found,
             headers={"content-type": find_artifact_type(found.name), "cache-control": self._cache_control.decode()},
-            stat_result=found.stat(),
+            stat_result=status,
         )
         etag = response.headers["etag"].encode()
         if any(name == b"if-none-match" and matches_etag(value, etag) for name, value in request.scope["headers"]):

@@ -7,6 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from gitboot.endpoint import app
+from gitboot.files import find_file_below
 from tests.helpers import http_peers
 from tests.helpers.endpoints import LOADER, connect, exchange, get, read_all, remove_date, site
 
@@ -135,6 +137,21 @@ def test_no_other_file_is_served(client: httpx.Client, path: str) -> None:
 def test_finding_m5_an_unreadable_file_is_not_absent(client: httpx.Client) -> None:
     answer = client.get("/assets/loop")
     assert (answer.status_code, answer.content) == (503, b"#")
+
+
+def test_a_file_that_is_removed_after_the_endpoint_found_it_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_and_remove(root: Path, path: str) -> Path | None:
+        if (found := find_file_below(root, path)) is not None:
+            found.unlink()
+        return found
+
+    monkeypatch.setattr(app, "find_file_below", find_and_remove)
+    (tmp_path / "kernel").write_bytes(KERNEL)
+    with site() as made, made.serve(assets=tmp_path) as url:
+        answer = get(f"{url}/assets/kernel")
+    assert (answer.status_code, answer.content) == (404, b"#")
 
 
 def test_a_file_that_shrinks_while_it_is_sent_breaks_the_connection(tmp_path: Path) -> None:
