@@ -250,8 +250,8 @@ class Endpoint:
         self.unknown_machines.record_request(path, _parse_client_request(scope, self._find_client(scope), at))
         return self._count_reply(RequestKind.NOTHING, NOT_FOUND)
 
-    async def _handle_post(self, scope: Scope, receive: Receive) -> Reply | None:
-        """Return the response to a webhook, an inventory or an installer's report, or None for a 404 response."""
+    async def _handle_post(self, scope: Scope, receive: Receive) -> Reply:
+        """Return the response to a POST request: a webhook, an inventory or an installer's report."""
         path, server = scope["path"], scope.get("server")
         read = partial(self._bodies.read, receive, self._find_client(scope))
         if path == WEBHOOK_PATH and self._webhooks is not None and not self.operator_access.is_machines_socket(server):
