@@ -244,12 +244,16 @@ class BmcConnection:
         BMC rejects every form.
         """
         refused_forms: list[str] = []
-        answer = ""
+        answer, retry_after_s = "", None
         with self._translate_errors("PATCH", path) as own_path:
             for if_match in list_if_match_values(etags):
                 if (len(refused_forms) == 1 or if_match in (ANY_ETAG, None)) and has_resource_changed():
                     raise self._build_changed_error(
-                        own_path, answer, "the BMC's state has changed since gitboot read it", refused_forms
+                        own_path,
+                        answer,
+                        "the BMC's state has changed since gitboot read it",
+                        refused_forms,
+                        retry_after_s,
                     )
                 headers = {"If-Match": if_match} if if_match is not None else None
                 send = partial(self._connector.patch, own_path, data=body, headers=headers)
@@ -261,6 +265,7 @@ class BmcConnection:
                         raise
                     refused_forms.append(f"If-Match {if_match}" if if_match is not None else "no If-Match")
                     answer = f"{error.status_code} {_format_reason(error)}"
+                    retry_after_s = _parse_retry_after(self._retry_after)
                 else:
                     return
             raise self._build_changed_error(
@@ -268,12 +273,14 @@ class BmcConnection:
                 answer,
                 "the resource has not changed, but the BMC rejects every form of the resource's ETag",
                 refused_forms,
+                retry_after_s,
             )
 
-    def _build_changed_error(self, path: str, answer: str, problem: str, refused_forms: Sequence[str]) -> BmcChanged:
+    def _build_changed_error(
+        self, path: str, answer: str, problem: str, refused_forms: Sequence[str], retry_after_s: int | None
+    ) -> BmcChanged:
         prefix = f"{answer}; " if answer else ""
         refused = f" (refused: {', '.join(refused_forms)})" if refused_forms else ""
-        retry_after_s = _parse_retry_after(self._retry_after) if refused_forms else None
         return BmcChanged(f"PATCH {self._address}{path}: {prefix}{problem}{refused}", retry_after_s=retry_after_s)
 
     def _store_headers(self, response: Response) -> None:

@@ -254,6 +254,18 @@ def test_a_bmc_that_cannot_read_a_bare_etag_gets_no_write_after_a_change(rack: R
     assert [request.method for request in server.service.requests] == ["PATCH", "GET"]
 
 
+@pytest.mark.parametrize("is_changed", [True, False])
+def test_the_waiting_time_in_a_refusal_of_a_write_outlives_the_read_that_follows(rack: Rack, is_changed: bool) -> None:
+    machine, server, bmc = rack.machine, rack.server, rack.connect()
+    seen = bmc.observe()
+    if is_changed:
+        machine.write(BootSourceOverrideEnabled="Once", BootSourceOverrideTarget="BiosSetup")
+    server.fault(Status(status=412, headers={"Retry-After": "30"}), on="PATCH", times=100)
+    with pytest.raises(BmcBusy, match="has changed" if is_changed else "rejects every form") as raised:
+        bmc.set_override(FROM_CD, seen)
+    assert raised.value.retry_after_s == 30
+
+
 NOT_REDFISH = [
     b"[]",
     b'"no"',
