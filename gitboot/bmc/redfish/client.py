@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
 from http import HTTPStatus
@@ -214,7 +214,8 @@ class BmcConnection:
 
     def read(self, path: str) -> Resource:
         with self._translate_errors("GET", path) as own_path:
-            return _parse_resource(self.login.request(own_path, lambda: self._connector.get(own_path)))
+            response = self.login.request(own_path, lambda: self._connector.get(own_path))
+        return _parse_resource(response)
 
     def find(self, path: str | None) -> Resource | None:
         """Return a resource, or None if the BMC lacks the resource or the user's role may not read it."""
@@ -245,18 +246,15 @@ class BmcConnection:
         """
         refused_forms: list[str] = []
         answer, retry_after_s = "", None
-        with self._translate_errors("PATCH", path) as own_path:
-            for if_match in list_if_match_values(etags):
-                if (len(refused_forms) == 1 or if_match in (ANY_ETAG, None)) and has_resource_changed():
-                    raise self._build_changed_error(
-                        own_path,
-                        answer,
-                        "the BMC's state has changed since gitboot read it",
-                        refused_forms,
-                        retry_after_s,
-                    )
-                headers = {"If-Match": if_match} if if_match is not None else None
-                send = partial(self._connector.patch, own_path, data=body, headers=headers)
+        problem = "the resource has not changed, but the BMC rejects every form of the resource's ETag"
+        own_path = self._get_own_path("PATCH", path)
+        for if_match in list_if_match_values(etags):
+            if (len(refused_forms) == 1 or if_match in (ANY_ETAG, None)) and has_resource_changed():
+                problem = "the BMC's state has changed since gitboot read it"
+                break
+            headers = {"If-Match": if_match} if if_match is not None else None
+            send = partial(self._connector.patch, own_path, data=body, headers=headers)
+            with self._translate_errors("PATCH", path):
                 try:
                     self.login.request(own_path, send)
                 except exceptions.HTTPError as error:
@@ -264,24 +262,12 @@ class BmcConnection:
                     if error.status_code not in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED):
                         raise
                     refused_forms.append(f"If-Match {if_match}" if if_match is not None else "no If-Match")
-                    answer = f"{error.status_code} {_format_reason(error)}"
+                    answer = f"{error.status_code} {_format_reason(error)}; "
                     retry_after_s = _parse_retry_after(self._retry_after)
                 else:
                     return
-            raise self._build_changed_error(
-                own_path,
-                answer,
-                "the resource has not changed, but the BMC rejects every form of the resource's ETag",
-                refused_forms,
-                retry_after_s,
-            )
-
-    def _build_changed_error(
-        self, path: str, answer: str, problem: str, refused_forms: Sequence[str], retry_after_s: int | None
-    ) -> BmcChanged:
-        prefix = f"{answer}; " if answer else ""
         refused = f" (refused: {', '.join(refused_forms)})" if refused_forms else ""
-        return BmcChanged(f"PATCH {self._address}{path}: {prefix}{problem}{refused}", retry_after_s=retry_after_s)
+        raise BmcChanged(f"PATCH {self._address}{own_path}: {answer}{problem}{refused}", retry_after_s=retry_after_s)
 
     def _store_headers(self, response: Response) -> None:
         self._retry_after = response.headers.get("Retry-After")
@@ -290,9 +276,7 @@ class BmcConnection:
     @contextmanager
     def _translate_errors(self, method: str, link: str) -> Iterator[str]:
         """Yield the path of a link on this BMC. Convert request errors in the block to gitboot's errors."""
-        path = self._get_own_path(link)
-        if path is None:
-            raise BmcRejected(f"{method} {self._address}{link}: the link is not a path on this BMC")
+        path = self._get_own_path(method, link)
         request = f"{method} {self._address}{path}"
         try:
             yield path
@@ -304,16 +288,15 @@ class BmcConnection:
             # sushy does not check whether the body of an error has the expected structure.
             raise BmcUnreachable(f"{request}: the BMC returned an error that is not in Redfish format") from error
 
-    def _get_own_path(self, link: str) -> str | None:
-        """Return the path of a link, which may be a URL, or None if the link does not lead to this BMC."""
+    def _get_own_path(self, method: str, link: str) -> str:
+        """Return the path of a link, which may be a URL. Raises `BmcRejected` if the link does not lead to this BMC."""
         if link.startswith("/") and not link.startswith("//"):
             return link
-        try:
+        with suppress(ValueError):
             target = urlsplit(urljoin(f"{self._address}/", link))
-            is_own = "//" in link and split_origin(target.geturl()) == split_origin(self._address)
-        except ValueError:
-            return None
-        return target._replace(scheme="", netloc="").geturl() if is_own and target.path else None
+            if "//" in link and split_origin(target.geturl()) == split_origin(self._address) and target.path:
+                return target._replace(scheme="", netloc="").geturl()
+        raise BmcRejected(f"{method} {self._address}{link}: the link is not a path on this BMC")
 
     def _translate_http_error(self, error: exceptions.HTTPError, request: str) -> TemporaryError | OperatorError:
         status = error.status_code

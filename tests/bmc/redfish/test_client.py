@@ -266,6 +266,18 @@ def test_the_waiting_time_in_a_refusal_of_a_write_outlives_the_read_that_follows
     assert raised.value.retry_after_s == 30
 
 
+@pytest.mark.parametrize("error", [AttributeError, TypeError, RecursionError])
+def test_an_error_in_gitboot_is_not_reported_as_an_error_of_the_bmc(rack: Rack, error: type[Exception]) -> None:
+    bmc = rack.connect()
+    seen = bmc.observe()
+
+    def fail() -> bool:
+        raise error
+
+    with pytest.raises(error):
+        bmc.patch(seen.settings_path, {"Boot": {}}, (), fail)
+
+
 NOT_REDFISH = [
     b"[]",
     b'"no"',
