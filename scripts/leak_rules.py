@@ -1,6 +1,7 @@
 """Write gitboot/resolve/betterleaks_patterns.py with patterns of tokens, from the rules of betterleaks.
 
 pip install kingfisher-secret-scanner && python scripts/leak_rules.py
+ruff format gitboot/resolve/betterleaks_patterns.py
 
 betterleaks, by the author of gitleaks, maintains these rules. MongoDB's package kingfisher-secret-scanner contains
 them. The script uses rules for tokens that may occur in user data, and that have a form of their own. A rule that
@@ -91,7 +92,7 @@ class TokenRule(NamedTuple):
     """The pattern of one kind of token."""
 
     kind: str
-    words: tuple[str, ...]  # in lower case; a line with the token contains one of them
+    words: tuple[str, ...]  # words in lower case; a line with the token contains one of these words
     pattern: str
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gitboot import __version__
+from gitboot.resolve.betterleaks_patterns import TOKENS
 from tests.helpers.cases import for_each
 
 ROOT = Path(__file__).parents[2]
@@ -171,6 +173,17 @@ def test_the_licence_of_the_copied_rules_is_shipped_with_them() -> None:
         (ROOT / "gitboot/resolve/betterleaks_patterns.py").read_text(),
     )
     assert f"\n{owner}\n" in notice
+
+
+def test_the_module_of_copied_rules_is_as_its_script_writes_it() -> None:
+    """Except the patterns, which the script reads from a package that the tests do not install."""
+    script = runpy.run_path(str(ROOT / "scripts/leak_rules.py"))
+    text = (ROOT / "gitboot/resolve/betterleaks_patterns.py").read_text()
+    (version,) = re.findall(r"kingfisher-secret-scanner (\d\S*)\. ", text)
+    assert text[: text.index("    # ")] == script["HEAD"].format(version=version)
+    names = re.findall(r"^    # (\S+)$", text, re.MULTILINE)
+    rules = [(name, (rule.kind, rule.words)) for name, rule in zip(names, TOKENS, strict=True)]
+    assert rules == sorted(script["WANTED"].items())
 
 
 def test_changelog_has_a_section_for_this_version() -> None:
