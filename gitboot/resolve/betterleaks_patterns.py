@@ -99,7 +99,7 @@ TOKENS: Final = (
         r"\b(sk-(?:proj|svcacct|admin)-(?:[A-Za-z0-9_-]{74}|[A-Za-z0-9_-]{58}|[A-Za-z0-9_-]{20})T3BlbkFJ(?:[A-Za-z0-9_-]{74}|[A-Za-z0-9_-]{58}|[A-Za-z0-9_-]{20})\b|sk-[a-zA-Z0-9]{20}T3BlbkFJ[a-zA-Z0-9]{20})",
     ),
     # openshift-user-token
-    TokenRule("an OpenShift token", ("sha256~",), r"\b(sha256~[\w-]{43})(?:[^\w-]|\Z)"),
+    TokenRule("an OpenShift token", ("sha256~",), r"\b(sha256~[\w-]{43})(?![\w-])"),
     # pulumi-api-token
     TokenRule("a Pulumi token", ("pul-",), r"\b(pul-[a-f0-9]{40})"),
     # pypi-upload-token

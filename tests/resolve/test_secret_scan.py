@@ -279,6 +279,16 @@ def test_t8_every_match_of_a_rule_contains_one_of_its_words(rule: TokenRule, dat
     assert any(word in found.lower() for word in rule.words)
 
 
+def test_t8_a_token_has_the_same_digest_whatever_follows_it() -> None:
+    token = f"sha256~{make(43)}"
+    found = [find_secrets(f"token {token}{end}") for end in ("", "\n", ",", "; reboot", "&x=1", " y", ")")]
+    assert {(secret.kind, secret.digest) for secrets in found for secret in secrets} == {
+        ("an OpenShift token", sha256(token.encode()).hexdigest())
+    }
+    assert all(found)
+    assert not find_secrets(f"token {token}-x")
+
+
 # File and line, and accepted findings
 
 
