@@ -60,7 +60,7 @@ from gitboot.importers.sources import (
     kubernetes,
     metal_operator,
 )
-from gitboot.jsonio import format_document
+from gitboot.jsonio import build_json_decoder, format_document
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import NAME, Malformed, parse_base_url
 from gitboot.model.server import Lifecycle, Server
@@ -616,6 +616,7 @@ _IMPORTED_PATH: Final = re.compile(
     r"(?:pending/)?(?=[a-z]+/[^/]{1,255}\Z)"
     rf"(?:(?:images|policies|profiles|servers)/{NAME.pattern}\.yaml|userdata/{NAME.pattern}\.j2)"
 )
+_decode_digests: Final = build_json_decoder(dict[str, str])
 
 
 def _parse_digests(data: bytes, file: Path) -> dict[str, str]:
@@ -625,7 +626,7 @@ def _parse_digests(data: bytes, file: Path) -> dict[str, str]:
     files at the parsed paths, and a commit can change the paths.
     """
     try:
-        found = msgspec.json.decode(data, type=dict[str, str])
+        found = _decode_digests(data)
     except (msgspec.MsgspecError, ValueError) as error:
         raise UsageError(f"{file} is damaged: {error}; restore the file from Git") from None
     for path in found:
