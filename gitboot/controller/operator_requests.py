@@ -25,6 +25,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.jsonio import format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid
+from gitboot.resolve.install_attempts import satisfies_key
 from gitboot.resolve.plan_at_time import drop_ended_windows, make_plan
 from gitboot.resolve.provisioning_record import StopOrder, StopScope, get_provisioning_fields, parse_record
 from gitboot.resolve.server_decision import Boot, Decision
@@ -236,6 +237,10 @@ def _resolve_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts
     key, consumed, bmc, reason = facts["key"], facts["consumed"], facts["bmc"], facts["reason"]
     pinned = update.find_pin(uuid)
     seen = pinned.latest_identity if pinned is not None else None
+    record = update.record(uuid) if update.before.is_trusted else None
+    # An override with a higher provision number can also stand for the installation that the plan needs.
+    is_used = key is not None and record is not None and satisfies_key(record.consumed_key, key)
+    used_key = record.consumed_key if record is not None and is_used else None
 
     def is_affected(each: OverrideRecord) -> bool:
         """Return whether the request is about this override.
@@ -247,10 +252,13 @@ def _resolve_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts
             (each.bmc is not None and list(each.bmc.normalized_address) != bmc)
             or (seen is not None and are_different_systems(each.shown, seen))
         )
-        return elsewhere or (each.reason == key and not each.state.is_open) or each.state is OverrideState.RECORDED
+        return (
+            elsewhere
+            or (each.reason in (key, used_key) and not each.state.is_open)
+            or each.state is OverrideState.RECORDED
+        )
 
-    record = update.record(uuid) if update.before.is_trusted else None
-    if not consumed and record is not None and record.consumed_key == key and key is not None:
+    if not consumed and record is not None and used_key is not None:
         set_records(update, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
     found = _set_override_states(update, uuid, OverrideState.LOST if consumed else OverrideState.CLEARED, is_affected)
     unresolved = set_power_states(

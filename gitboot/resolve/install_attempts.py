@@ -15,6 +15,7 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import (
+    CONSUMED_GRACE,
     FETCH_GRACE,
     SERVED_GRACE,
     InstallAttempt,
@@ -70,12 +71,16 @@ def find_begun_key(key: str, record: Record) -> str:
     """Return the key under which the installation that ``key`` requires began, or ``key`` if no boot was served.
 
     The two keys differ if a commit changed `networkBoot` since then. A consumed override counts first, unless the
-    attempts contain its boot, because an attempt with another key would have removed it from the record.
+    attempts contain its boot, because an attempt with another key would have removed it from the record. Earlier
+    versions did not remove it, so a consumed override that is older than the last boot counts last.
     """
     begun: list[tuple[str, str | None]] = [(each.key, find_attempt_image(each)) for each in reversed(record.attempts)]
     begun += [(each.key, None) for each in record.unknown_serves if not each.is_withheld]
     if record.consumed_key is not None and record.consumed_key not in _list_boot_keys(record):
-        begun.insert(0, (record.consumed_key, None))
+        last_boot = record.attempts[-1].boots[-1] if record.attempts else None
+        consumed_at = record.consumed_at
+        is_older = last_boot and consumed_at and consumed_at + CONSUMED_GRACE < last_boot.at
+        begun.insert(len(begun) if is_older else 0, (record.consumed_key, None))
     for recorded_key, image in begun:
         found = _BASE_KEY.match(recorded_key)
         if found is not None and satisfies_key(found[0], key):

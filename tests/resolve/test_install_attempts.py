@@ -98,6 +98,12 @@ def test_an_override_that_was_consumed_after_an_attempt_determines_what_began(
     assert find_begun_key(key, Record(attempts=(attempt,), consumed_key=consumed)) == expected
 
 
+def test_an_attempt_after_an_override_was_consumed_determines_what_began_in_a_record_of_2fefe59() -> None:
+    attempt = InstallAttempt(key="provision/1/flatcar-1", boots=(StepEvidence(at("20T12:00"), "", ""),))
+    record = Record(attempts=(attempt,), consumed_key="provision/1", consumed_at=at("20T10:00"))
+    assert find_begun_key("provision/1/flatcar-1", record) == "provision/1/flatcar-1"
+
+
 @for_each(
     ("what", "spec", "records", "introduced", "known"),
     [

@@ -27,7 +27,6 @@ from gitboot.controller.records.install_boots import (
     find_report_offer,
     is_maintenance_key,
     is_outdated,
-    names_boot,
 )
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.ledger_trust import find_unverified_reason
@@ -211,18 +210,15 @@ def _write_first_records(
 def _find_served_before(update: LedgerUpdate, decision: Decision) -> int | None:
     """Return the highest provision number with which a machine was installed or may have booted with an earlier board.
 
-    A boot without a fetch leaves only an override. If the override leads to a boot loader, the boot loader would have
-    fetched the boot script.
+    A boot without a fetch leaves only an override. gitboot may read the fetch of a boot loader only after the commit
+    that names the new board.
     """
-    boot = decision.policy.boot if decision.policy is not None else None
     found = list[int | None]()
     for board in _list_boards(update, decision.replaces):
         keys = [
             each.reason
             for each in update.overrides.list_records(board)
-            if not each.state.is_unused
-            and not each.override.gets_loader_from_dhcp
-            and (boot is None or boot.is_direct or not names_boot(each.override, boot))
+            if not each.state.is_unused and not each.override.gets_loader_from_dhcp
         ]
         record = update.record(board) or Record()
         found += [record.provision, highest_served_provision(record, keys)]
