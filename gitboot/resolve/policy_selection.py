@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from hashlib import sha256
-from itertools import chain
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -306,15 +305,17 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
     """
     if not (servers := repository.servers.values()):
         return
-    servers_by_label: dict[tuple[str, str], Server] = {}  # the last server with each label
+    unmatched = [each for each in _list_selectors(repository) if not each[0].servers]
     for server in servers:
-        servers_by_label.update(dict.fromkeys(server.metadata.labels.items(), server))
+        if not unmatched:
+            return
+        name, labels = server.metadata.name, server.metadata.labels
+        unmatched = [each for each in unmatched if not each[0].matches(name, labels)]
     known_values: defaultdict[str, set[str]] = defaultdict(set)  # all values by label key
-    for key, value in servers_by_label:
-        known_values[key].add(value)
-    for select, resource, path in _list_selectors(repository):
-        if select.servers or _matches_a_server(select, servers, servers_by_label):
-            continue
+    for server in servers:
+        for key, value in server.metadata.labels.items():
+            known_values[key].add(value)
+    for select, resource, path in unmatched:
         message, hint, at = _explain_unmatched_selector(select, known_values)
         yield repository.build_problem(
             Code.SELECTS_NO_SERVER,
@@ -325,16 +326,6 @@ def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
             hint=hint,
             severity=Severity.WARNING,
         )
-
-
-def _matches_a_server(
-    select: Selector, servers: Iterable[Server], servers_by_label: Mapping[tuple[str, str], Server]
-) -> bool:
-    labels = select.match_labels.items()
-    if not labels <= servers_by_label.keys():
-        return False
-    likely = (servers_by_label[each] for each in labels)
-    return any(select.matches(each.metadata.name, each.metadata.labels) for each in chain(likely, servers))
 
 
 def _explain_unmatched_selector(select: Selector, known_values: Mapping[str, Set[str]]) -> tuple[str, str, Path]:
