@@ -959,7 +959,7 @@ def test_finding_p2_an_accepted_commit_with_a_placeholder_uuid_stays_and_boots_n
         assert found["reason"] == "Placeholder" and AMI in found["message"] and name in found["message"]
         assert "gitboot validate" in found["remedy"]
         eventually(lambda: not any(script.exists() for script in scripts))
-        assert instance.status()["applied"]["commit"] == accepted
+        eventually(lambda: instance.status()["applied"]["commit"] == accepted)
         script = instance.get(by_mac)
         assert script.status_code == 200 and "flatcar" in script.text, "by its MAC address it boots as before"
         for order in orders:
