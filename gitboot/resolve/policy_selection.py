@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from datetime import datetime
 from hashlib import sha256
+from itertools import chain
 from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -297,16 +298,20 @@ def _list_selectors(repository: FleetRepository) -> Iterator[tuple[Selector, Id,
     return ((select, resource, path) for select, resource, path in fields if isinstance(select, Selector))
 
 
+_DISTANCE: Final = 101  # servers; unlikely to be a multiple of the size of a rack
+
+
 def find_unmatched_selectors(repository: FleetRepository) -> Iterator[Problem]:
     """Yield a warning for each label selector that matches no server.
 
     Selectors by name are skipped, because the name of a missing server is an error. A fleet without servers gets no
     warnings.
     """
-    if not (servers := repository.servers.values()):
+    if not (servers := list(repository.servers.values())):
         return
     unmatched = [each for each in _list_selectors(repository) if not each[0].servers]
-    for server in servers:
+    # Neighbours mostly have the same labels, so check servers with a distance first.
+    for server in chain.from_iterable(servers[first::_DISTANCE] for first in range(_DISTANCE)):
         if not unmatched:
             return
         name, labels = server.metadata.name, server.metadata.labels
