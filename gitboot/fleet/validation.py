@@ -256,19 +256,26 @@ def _build_valid_repository(
         for kind, found in each.resources.items():
             resources[kind].update(found)
     named = frozenset[Id]().union(*(each.references for each in batches))
-    identities_of_all = frozenset[str]().union(*(each.identities for each in batches))
-    bmcs = frozenset[tuple[str, bool]]().union(*(each.bmcs for each in batches))
     if (
         len(origins) != sum(len(each.origins) for each in batches)
         or len(resources["Fleet"]) != 1
-        or len(identities_of_all) != sum(len(each.identities) for each in batches)
-        # One server names a system of a BMC, but another server with the same BMC does not name a system.
-        or len({address for address, _ in bmcs}) != len(bmcs)
         or any(key.kind != "file" and key.name not in resources[key.kind] for key in named)
     ):
         return None
+    # These checks passed for `before`, so they pass again if all of their inputs are the same.
+    checked = [(each.identities, each.bmcs) for each in before.batches] if before is not None else None
+    if [(each.identities, each.bmcs) for each in batches] != checked and not _has_unique_identities(batches):
+        return None
     contents = _read_contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
     return None if contents is None else _build_repository(snapshot, resources, origins, contents)
+
+
+def _has_unique_identities(batches: Sequence[FileBatch]) -> bool:
+    """Return whether no servers share an identity, and all or no servers of each BMC name a system."""
+    identities = frozenset[str]().union(*(each.identities for each in batches))
+    bmcs = frozenset[tuple[str, bool]]().union(*(each.bmcs for each in batches))
+    addresses = {address for address, _ in bmcs}
+    return len(identities) == sum(len(each.identities) for each in batches) and len(addresses) == len(bmcs)
 
 
 _ATTRIBUTES: Final = {
