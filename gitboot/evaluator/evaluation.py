@@ -130,13 +130,8 @@ class CommitPair:
             return head.keys.keys()
         if head.has_same_content(base):
             return frozenset()
-        moved = base.repository.origins.items() ^ head.repository.origins.items()
-        return frozenset(
-            (
-                *(name for name, _ in base.keys.items() ^ head.keys.items()),
-                *(k.name for k, _ in moved if k.kind == "Server"),
-            )
-        )
+        changed = (name for name, _ in base.keys.items() ^ head.keys.items())
+        return frozenset((*changed, *(each.name for each in self._changed_documents if each.kind == "Server")))
 
     @cached_property
     def documents(self) -> frozenset[Id]:
@@ -144,10 +139,15 @@ class CommitPair:
         base, head = self.base, self.head
         if base is None:
             return frozenset(head.repository.origins)
-        moved = {key for key, _ in base.repository.origins.items() ^ head.repository.origins.items()}
         old, new = base.repository.files, head.repository.files
         files = () if old is new else (path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
-        return frozenset((*moved, *(Id("file", path) for path in files)))
+        return self._changed_documents | {Id("file", path) for path in files}
+
+    @cached_property
+    def _changed_documents(self) -> frozenset[Id]:
+        """The documents that exist in only one of the two commits, or in another place or blob."""
+        assert self.base is not None  # noqa: S101 - the callers return early without a base
+        return frozenset(key for key, _ in self.base.repository.origins.items() ^ self.head.repository.origins.items())
 
     def compute_changes(self) -> Changes:
         # gitboot imports this module here, because the import is slow and `validate` does not need it
