@@ -35,6 +35,8 @@ _PARAMETER: Final = re.compile(
 )
 # an "@" that may end a password in front of a host and its database
 _LOGIN_END: Final = re.compile(r"@[^@&=/?]*[/?]")
+# secrets for which libpq has no file that gitboot could read
+_OTHER_SECRETS: Final = {"oauth_client_secret", "scram_client_key", "scram_server_key", "sslpassword"}
 _HOSTS: Final = re.compile(r"(?:(?:\[[^]]*\]|[^][:,]*)(?::[0-9]*)?(?:,|\Z))*")
 
 
@@ -54,10 +56,10 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
             parts = urlsplit(url)
         except ValueError:  # the text of this error may contain the password
             parts = None
-        parameters = dict(parse_qsl(parts.query)) if parts is not None else {}
         if parts is not None and parts.scheme not in _SCHEMES:
             raise UsageError("--ledger expects a PostgreSQL database URL: postgresql://USER@HOST/DATABASE")
         place, _, query = url.partition("?")
+        parameters = dict(parse_qsl(query))  # for libpq, a "#" does not end the query
         is_query = (
             _DATABASE.fullmatch(place)
             and all(map(_PARAMETER.fullmatch, query.split("&")))
@@ -67,6 +69,11 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
             raise UsageError(
                 "--ledger must not contain a password, because others could read it; use --ledger-password, and write "
                 "%40 for each other @ after the host"
+            )
+        if secret := min(_OTHER_SECRETS & parameters.keys(), default=None):
+            raise UsageError(
+                f"--ledger must not contain {secret}, because others could read it; "
+                + ("use an sslkey file without a passphrase" if secret == "sslpassword" else "use --ledger-password")
             )
         if parts is None or not _HOSTS.fullmatch(parts.netloc.rpartition("@")[2]):
             raise UsageError("--ledger: the host or the port is not valid; write postgresql://USER@HOST/DATABASE")
