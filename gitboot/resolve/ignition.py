@@ -406,22 +406,97 @@ def _find_wrong_volume(path: str, volume: Mapping[str, Any], minor: int) -> Iter
         yield f"{path} has cex, so it cannot have clevis or keyFile"
 
 
+_MAX_UNIT_LINE: Final = 2048  # bytes
+_UNIT_BUFFER: Final = 4096  # bytes in the buffer of Go's bufio.Reader
+# unicode.IsSpace of Go; Python's str.isspace is also true for some control characters
+_SPACES: Final = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
+
+
+class _UnitReader:
+    """Reads a unit as Go's bufio.Reader does, because Ignition looks for long lines only in its buffer."""
+
+    def __init__(self, contents: str) -> None:
+        self._data = contents.encode(errors="replace")
+        self._at = self._end = 0  # the part of the data that is in the buffer
+
+    def is_line_too_long(self) -> bool:
+        ahead = self._data[self._at : self._at + _MAX_UNIT_LINE]
+        return self._end - self._at >= _MAX_UNIT_LINE and b"\n" not in ahead and b"\r" not in ahead
+
+    def peek(self) -> str:
+        """Return the next character, or "" at the end."""
+        first = self._data[self._at : self._at + 1] or b"\0"
+        size = 1 + (first >= b"\xc0") + (first >= b"\xe0") + (first >= b"\xf0")
+        if self._at + size > self._end:
+            self._fill()
+        return self._data[self._at : self._at + size].decode()
+
+    def read_character(self) -> str:
+        """Return the next character, or "" at the end, and skip the character."""
+        found = self.peek()
+        self._at += len(found.encode())
+        return found
+
+    def read_until(self, delimiter: bytes) -> tuple[str, bool]:
+        """Return the text before a delimiter, and whether there is a delimiter. Skip both."""
+        start, end = self._at, -1
+        while (found := self._data.find(delimiter, self._at, self._end)) < 0 and self._end > end:
+            end = self._end
+            self._at = end if end - self._at == _UNIT_BUFFER else self._at
+            self._fill()
+        stop = found if found >= 0 else len(self._data)
+        self._at = stop + (found >= 0)
+        return self._data[start:stop].decode(), found >= 0
+
+    def read_line(self) -> str:
+        line, has_end = self.read_until(b"\n")
+        return line if has_end else line.removesuffix("\r")
+
+    def _fill(self) -> None:
+        self._end = min(self._at + _UNIT_BUFFER, len(self._data))
+
+
 def _find_unit_fault(contents: str) -> str | None:
     """Return the fault because of which Ignition rejects the contents of a unit, or None.
 
-    Source: go-systemd, unit/deserialize.go. Only LF ends a line. Lines before the first section are ignored.
+    Source: go-systemd, unit/deserialize.go. The steps are the same as there, because go-systemd looks for a long line
+    before each step.
     """
-    in_section = is_continued = False
-    for line in map(str.strip, contents.split("\n")):
-        if not is_continued and line.startswith("["):
-            _, closed, rest = line.partition("]")
-            if not closed or rest:
-                return f"the section {_describe(line)} does not end with ]"
-            in_section = True
-        elif not is_continued and in_section and line and line[0] not in "#;" and "=" not in line:
-            return f"the line {_describe(line)} has no ="
-        is_continued = line.endswith("\\")
-    return None
+    reader, step, in_section, text = _UnitReader(contents), "next", False, ""
+    while not reader.is_line_too_long():
+        match step:
+            case "next":
+                if not (character := reader.peek()):
+                    return None
+                if character == "[" or character in "#;" or not in_section or character in _SPACES:
+                    reader.read_character()
+                    step = "section" if character == "[" else "comment" if character in "#;" else "next"
+                else:
+                    step = "option"
+            case "section":
+                text, has_end = reader.read_until(b"]")
+                if not has_end:
+                    return f"the section {_describe(f'[{text}')} does not end with ]"
+                step = "after section"
+            case "after section":
+                if (rest := reader.read_line()).strip(_SPACES):
+                    return f"the section {_describe(f'[{text}]{rest}')} does not end with ]"
+                step, in_section = "next", True
+            case "comment":
+                while reader.read_line().removesuffix(" ").endswith("\\"):
+                    pass
+                step = "next"
+            case "option":
+                text = ""
+                while (character := reader.read_character()) not in ("", "\n", "\r", "="):
+                    text += character
+                if character != "=":
+                    return f"the line {_describe(text)} has no ="
+                step = "value"
+            case "value":
+                line = reader.read_line()
+                step = "value" if line.strip(_SPACES) and line.endswith("\\") else "next"
+    return f"a line has more than {_MAX_UNIT_LINE:,} bytes"
 
 
 def _find_wrong_source(
