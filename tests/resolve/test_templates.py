@@ -267,7 +267,11 @@ def test_other_tests_of_jinja2_are_not_available(name: str) -> None:
         ("{% autoescape true %}{% endautoescape %}", "autoescape is not supported"),
         ("{% for a in [[]] recursive %}{% endfor %}", "a recursive for is not supported"),
         ("{{ [1] | tojson(indent=4000000000) }}", "unexpected keyword argument 'indent'"),
-        ("{{ [1] | tojson(4000000000) }}", "takes 1 positional argument"),
+        ("{{ [1] | tojson(4000000000) }}", "this filter, test or method takes 1 positional argument"),
+        ("{{ 'a' | b64encode(1) }}", "this filter, test or method takes 1 positional argument"),
+        ("{{ 'a' | ipxe(1) }}", "this filter, test or method takes 2 positional arguments"),
+        ("{{ [1] | sort(1, 2, 3, 4, 5) }}", "this filter, test or method takes from 2 to 5 positional arguments"),
+        ("{{ 1 is in }}", "this filter, test or method missing 1 required positional argument: 'seq'"),
     ],
 )
 def test_a_template_fails_with_the_reason(source: str, message: str) -> None:
