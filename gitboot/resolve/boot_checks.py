@@ -67,7 +67,8 @@ def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterat
     """
     known = set[str]()
     for path in list_templates(inputs.profile):
-        for secret in find_secrets_in_file(inputs.files[path])[:_MAX_SECRETS_PER_FILE]:
+        secrets = sorted(find_secrets_in_file(inputs.files[path]), key=lambda each: each.severity)  # errors first
+        for secret in secrets[:_MAX_SECRETS_PER_FILE]:
             known.add(secret.digest)
             yield _make_leak_finding(
                 f"this looks like {secret.kind}, and gitboot would publish it",

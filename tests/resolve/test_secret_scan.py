@@ -332,6 +332,13 @@ def test_t8_an_allowed_key_does_not_make_the_commit_invalid() -> None:
     assert (problem.code, problem.severity) == ("GB3002", Severity.ERROR)
 
 
+def test_warnings_do_not_displace_an_error_in_a_file_with_many_secrets() -> None:
+    text = "".join(f"curl -u admin:{make(20)}{number} http://a.test/\n" for number in range(60))
+    found = problems("CloudInit", f"#!/bin/sh\n{text}{PEM}")
+    (error,) = (each for each in found if each.severity is Severity.ERROR)
+    assert (error.path, error.line) == ("t", 62)
+
+
 def test_t8_a_secret_from_a_variable_is_found_where_it_is_rendered() -> None:
     documents = (
         fleet(),
