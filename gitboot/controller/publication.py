@@ -46,7 +46,8 @@ from gitboot.publish.targets.follower import (
     TargetStore,
 )
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
+from gitboot.publish.targets.followed_tree import FollowedTree
+from gitboot.publish.targets.sync_steps import StoreTarget
 from gitboot.publish.tree_changes import EndedWindows, WindowEndError
 from gitboot.render.boot_files import has_dhcp_output, render_fleet_files
 from gitboot.render.endpoint_files import ServingTerms, render_terms

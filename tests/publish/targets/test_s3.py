@@ -25,10 +25,10 @@ from gitboot.publish.mirror_comparison import WebMirror, compare_mirror, read_ex
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets import s3 as bucket_module
 from gitboot.publish.targets.follower import BucketAddress
+from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
-    FollowedTree,
     StoreTarget,
     TargetHead,
     apply_step,
