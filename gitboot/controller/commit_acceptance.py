@@ -184,7 +184,9 @@ class CommitAcceptor:
         self._judge = CommitJudge(evaluation, limits, is_covered, commit_trust.reinstalls_need)
         self._signatures = commit_trust.signatures
         self._published = published_commit  # the commit whose files were published before this start
-        self._checkpoint_commit = checkpoint_commit  # the commit in the checkpoint, which needs no evaluation
+        # The commit in the checkpoint, which needs no evaluation. If `_resume_commit` evaluates another commit, this is
+        # that commit until the ledger contains the attempt.
+        self._checkpoint_commit = checkpoint_commit
         # The history between two commits never changes, so the results of the last calls are kept.
         self._list_merges = lru_cache(maxsize=1)(source.merges)
         self._is_rewind = lru_cache(maxsize=2)(source.is_rewind)
@@ -228,13 +230,10 @@ class CommitAcceptor:
         If the commit cannot be evaluated, return ``before`` unchanged. A later call of `accept` must also start from
         ``before``.
         """
-        checkpoint_commit = self._checkpoint_commit
         try:
             resumed = self._resume_commit(before, snapshot, [], at)
         except SourceError:
             return before
-        finally:
-            self._checkpoint_commit = checkpoint_commit
         return self._set_offered_commit(resumed) if resumed.accepted is not None else before
 
     def start_evaluation(self, attempt: Attempt, snapshot: LedgerSnapshot, at: datetime) -> bool:
@@ -253,6 +252,8 @@ class CommitAcceptor:
     def adopt(self, attempt: Attempt) -> Attempt:
         """Record the accepted commit in the clone. The ledger must already contain the commit."""
         self._is_search_stored = self._has_searched
+        if attempt.accepted is not None:
+            self._checkpoint_commit = None
         try:
             return self._adopt_commit(attempt)
         except SourceError:
@@ -579,7 +580,7 @@ class CommitAcceptor:
             if evaluated is None:
                 return attempt
             commit = evaluated.commit
-        self._checkpoint_commit = None
+        self._checkpoint_commit = commit
         return structs.replace(
             self._build_attempt(commit, events, at),
             orders=attempt.orders,

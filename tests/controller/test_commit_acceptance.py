@@ -180,6 +180,32 @@ def test_an_approval_that_waits_does_not_shorten_the_pause_while_the_ledger_cann
     assert not parts.reconciler.status.condition("LedgerWritable")
 
 
+def test_the_accepted_commit_is_evaluated_once_while_the_ledger_cannot_be_written(
+    parts: Parts, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = applied(parts)
+    repository.push(documents("flatcar-2"))
+    reconcile_once(parts)
+    parts.reconciler.state = structs.replace(parts.reconciler.state, attempt=Attempt())  # as after a start
+    evaluated: list[Revision] = []
+    evaluate = InProcessEvaluator.evaluate
+
+    def count(self: InProcessEvaluator, revision: Revision, base: Commit | None) -> EvaluationResult | None:
+        evaluated.extend([revision] if base is None else [])
+        return evaluate(self, revision, base)
+
+    monkeypatch.setattr(InProcessEvaluator, "evaluate", count)
+    parts.ledger.database.execute(
+        "CREATE TEMP TRIGGER full BEFORE INSERT ON main.facts BEGIN SELECT RAISE(ABORT, 'no room'); END"
+    )
+    for second in range(1, 5):
+        parts.reconciler.reconcile(NOON + timedelta(seconds=second))
+        assert not parts.reconciler.status.condition("LedgerWritable")
+    parts.ledger.database.execute("DROP TRIGGER full")
+    reconcile_once(parts, 9)
+    assert (applied(parts), evaluated) == (before, [before])
+
+
 @pytest.mark.parametrize("fails_again", [False, True])
 def test_an_acceptance_stays_if_the_ledger_stored_it_but_reported_an_error(
     parts: Parts, repository: Repository, monkeypatch: pytest.MonkeyPatch, fails_again: bool
