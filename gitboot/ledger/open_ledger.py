@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
-from contextlib import closing, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final, NamedTuple, Self
 
 from gitboot.errors import LedgerError
@@ -14,7 +15,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import NO_HOLDER, LeaseState
 from gitboot.ledger.schema import LEFT, TABLES, UNFINISHED, Database, Row
 from gitboot.ledger.sqlite import SqliteDatabase, back_up
-from gitboot.ledger.store import Store, get_mark_path, open_read_only, read_address
+from gitboot.ledger.store import Store, get_mark_path, open_database, open_read_only, read_address
 
 
 def open_ledger(path: Path) -> Store:
@@ -30,6 +31,32 @@ def open_ledger(path: Path) -> Store:
         store.close()
         raise
     return store
+
+
+def open_for_reading(path: Path) -> Store:
+    """Open the ledger at ``path`` to read its identity, its events and the names of its machines.
+
+    These are the same in ledgers of earlier versions. The function does not check or change the ledger. Raises
+    `LedgerError` if the ledger cannot be opened.
+    """
+    return Store(open_database(path, read_only=True), path)
+
+
+@contextmanager
+def open_copy(path: Path, *, in_use: bool) -> Iterator[Store]:
+    """Open a temporary copy of the ledger at ``path``, which an earlier version of gitboot may have written.
+
+    For ``in_use``, see `copy_ledger`. Raises `LedgerError` if the ledger cannot be read.
+    """
+    with TemporaryDirectory(prefix="gitboot-look-") as folder:
+        copy = Path(folder, path.name)
+        copy_ledger(path, copy, in_use=in_use)
+        try:
+            store = open_ledger(copy)
+        except LedgerError as error:  # do not name the temporary copy in the message
+            raise type(error)(str(error).replace(folder, str(path.parent))) from None
+        with store:
+            yield store
 
 
 def read_places(path: Path) -> tuple[Path | None, Path | None]:

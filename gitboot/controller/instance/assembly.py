@@ -68,7 +68,7 @@ from gitboot.git.clone import Source, load_accepted_snapshot
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
-from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_ledger_aside
+from gitboot.ledger.open_ledger import copy_ledger, open_copy, open_ledger, set_ledger_aside
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, has_address_file, read_address, read_mark, write_address, write_mark
 from gitboot.model.scalars import SystemUuid
@@ -692,17 +692,8 @@ def open_offline(
 
     state_directory.require_ledger(directory)
     state_directory.require_active(directory)
-    with ExitStack() as stack:
-        copy = Path(stack.enter_context(TemporaryDirectory(prefix="gitboot-look-")))
-        copy_ledger(
-            directory / state_directory.LEDGER,
-            copy / state_directory.LEDGER,
-            in_use=state_directory.find_running_process(directory) is not None,
-        )
-        try:
-            store = stack.enter_context(open_ledger(copy / state_directory.LEDGER))
-        except LedgerError as error:  # do not name the temporary copy in the message
-            raise type(error)(str(error).replace(str(copy), str(directory))) from None
+    ledger, is_running = directory / state_directory.LEDGER, state_directory.find_running_process(directory) is not None
+    with open_copy(ledger, in_use=is_running) as store:
         snapshot = load_accepted_snapshot(directory)
         evaluated = (
             Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results).evaluate(snapshot.revision, None).head

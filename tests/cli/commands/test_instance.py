@@ -588,6 +588,7 @@ COMMANDS = (
     "events",
     "reconcile",
 )
+DATA = Path(__file__).parents[2] / "data"
 RUNNING_ONLY = ("bmc apply", "reconcile")
 STATUS_COMMANDS = ("status", "approve")
 
@@ -623,6 +624,22 @@ def test_a_state_directory_that_no_instance_used_is_named_and_not_changed(
         assert done.err.startswith(f"gitboot: {said} the state directory {state}")
         assert "gitboot run" in done.err  # the hint
     assert list_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", ["events", "events --server web01", "history web01"])
+def test_a_command_that_shows_events_does_not_migrate_the_ledger_of_an_earlier_version(
+    tmp_path: Path, ended: Rack, command: str
+) -> None:
+    """An instance of the earlier version may still run, and could not read a ledger of a newer version."""
+    state = Path(shutil.copytree(ended.state, tmp_path / "state"))
+    ledger = state / "ledger.sqlite"
+    ledger.unlink()
+    with closing(sqlite3.connect(ledger)) as connection:
+        connection.executescript((DATA / "ledgers" / "0.1.0.sql").read_text())
+    before = ledger.read_bytes()
+    done = run_on_copy(state, ended, command)
+    assert done.code == Exit.FINE, done
+    assert ledger.read_bytes() == before
 
 
 @pytest.mark.parametrize("command", COMMANDS)
