@@ -415,6 +415,26 @@ def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
         raise UsageError(f"{path} cannot be {action}: {error.strerror or error}") from None
 
 
+_MAX_NAME_BYTES: Final = 255  # limits(7): NAME_MAX, which is the same on all common file systems
+_MAX_PATH_BYTES: Final = 4095  # PATH_MAX of Linux without the final NUL
+
+
+def find_path_fault(path: Path) -> str | None:
+    """Return why the system can never open a user-specified path, with a hint, or None."""
+    if "\0" in str(path):
+        return "the path contains a NUL character; remove it"
+    if any(len(os.fsencode(name)) > _MAX_NAME_BYTES for name in path.parts):
+        return f"a name in the path has more than {_MAX_NAME_BYTES} bytes; use a shorter name"
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        return f"the path has more than {_MAX_PATH_BYTES:,} bytes; use a shorter path"
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "the symlinks in the path form a loop; remove one of the symlinks, or use another path"
+    return None
+
+
 def is_directory(path: Path) -> bool:
     """Return whether a user-specified path is a directory. Raises `UsageError` if gitboot may not look there."""
     with convert_os_errors(path, "read"):

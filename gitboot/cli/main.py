@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import re
 import signal
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final, NoReturn, Self
 
 import click
@@ -34,6 +36,7 @@ from gitboot.errors import (
     UnusableSource,
     UsageError,
 )
+from gitboot.files import find_path_fault
 from gitboot.standard_streams import escape_output, find_output_error
 from gitboot.text import format_suggestion
 
@@ -243,6 +246,19 @@ def _suggest_replacement(error: click.UsageError) -> click.UsageError:
     return error
 
 
+# The hints for errors of the system at a path. Other errors are faults of gitboot, whose traceback helps.
+_PATH_HINTS: Final = {
+    errno.EACCES: "check the permissions of this path and of the folders above it",
+    errno.EDQUOT: "free some disk space",
+    errno.EISDIR: "use the path of a file, not of a directory",
+    errno.ELOOP: "remove one of the symlinks that form a loop, or use another path",
+    errno.ENAMETOOLONG: "use a shorter name",
+    errno.ENOSPC: "free some disk space",
+    errno.ENOTDIR: "a part of this path is a file: use another path",
+    errno.EROFS: "use a path on a disk that gitboot can write",
+}
+
+
 def main(context: object = None) -> NoReturn:
     """Run the command line and exit. If gitboot raises one of its errors, print one message and set the exit code."""
     try:
@@ -261,6 +277,14 @@ def main(context: object = None) -> NoReturn:
         sys.exit(Exit.USAGE)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(Exit.INTERRUPTED)
+    except OSError as error:
+        if str(error.strerror).startswith("No usable temporary directory"):  # from tempfile
+            click.echo(f"gitboot: {error.strerror}; set TMPDIR to a directory that gitboot can write", err=True)
+        elif isinstance(error.filename, str) and error.errno in _PATH_HINTS:
+            click.echo(f"gitboot: {error.filename}: {error.strerror}; {_PATH_HINTS[error.errno]}", err=True)
+        else:
+            raise
+        sys.exit(Exit.USAGE)
     except GitbootError as error:
         first, *others = str(error).split("\n")
         from gitboot.cli.terminal import echo_wrapped  # imported here, because the import takes time
@@ -382,6 +406,16 @@ class Command(_CommandWithExample):
     ) -> None:
         super().__init__(*arguments, **attributes)
         self.exit_codes, self.sections = exit_codes or {}, sections
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises `click.BadParameter` for a path that the system can never open."""
+        remaining = super().parse_args(context, args)
+        for parameter in () if context.resilient_parsing else self.params:
+            value = context.params.get(str(parameter.name))
+            for each in value if isinstance(value, tuple) else (value,):
+                if isinstance(each, Path) and (fault := find_path_fault(each)) is not None:
+                    raise click.BadParameter(f"{str(each)!r:.60}: {fault}", context, parameter)
+        return remaining
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
         records = {}  # the name and the help text of each option, by parameter name

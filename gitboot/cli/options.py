@@ -108,6 +108,8 @@ def build_config_option(command_name: str | None) -> Callable[[Command], Command
             hint = format_suggestion(key, known, f"it may have {', '.join(sorted(known))}")
             raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
         for key, value in values.items():
+            if any("\0" in each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)):
+                raise UsageError(f"{path}: {key} contains a NUL character; remove it")
             if (expected := _describe_expected_type(key, known[key], value)) is not None:
                 raise UsageError(f"{path}: {key} is {json.dumps(value, default=str)}; write {expected}")
         context.default_map = {keys[key].name or key: value for key, value in values.items() if key in keys}

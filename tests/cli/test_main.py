@@ -354,6 +354,7 @@ class Places:
     empty: Path
     corrupt: Path
     unborn: Path  # a repository without a commit
+    loop: Path  # a symlink to itself
 
 
 @pytest.fixture(scope="module")
@@ -366,7 +367,12 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
     blob = git(repository.work, "rev-parse", "HEAD:06.yaml")
     (corrupt / "objects" / blob[:2] / blob[2:]).unlink()
     git(folder, "init", "-q", str(unborn := folder / "unborn"))
-    return Places(fleet, repository.bare, folder / "file", folder / "missing", folder / "empty", corrupt, unborn)
+    (folder / "loop").symlink_to("loop")
+    names = ("file", "missing", "empty")
+    return Places(fleet, repository.bare, *(folder / name for name in names), corrupt, unborn, folder / "loop")
+
+
+USE_SHORTER_NAME = "a name in the path has more than 255 bytes; use a shorter name"
 
 
 @pytest.mark.parametrize(
@@ -477,8 +483,17 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
             64,
             "Option '--git-ssh' requires 2 arguments.",
         ),
+        (f"run {{repository}} --out {{empty}}/o --state {{empty}}/{'s' * 256} --once", 64, USE_SHORTER_NAME),
+        (f"run {{repository}} --out {{empty}}/{'o' * 256}/o --state {{empty}} --once", 64, USE_SHORTER_NAME),
+        (f"events --state {'ä' * 128}", 64, USE_SHORTER_NAME),
+        (f"validate {'f' * 256}", 64, USE_SHORTER_NAME),
+        (f"plan {{fleet}} --records {'r' * 256}", 64, "File name too long"),
+        ("render {fleet} --out {loop}/o", 64, "the symlinks in the path form a loop"),
+        ("run {repository} --out {empty}/o --state {loop} --once", 64, "the symlinks in the path form a loop"),
+        (f"events --state {'d/' * 2100}", 64, "the path has more than 4,095 bytes; use a shorter path"),
         ("run {repository} --out {file}/o --state {empty} --once", 8, "Not a directory"),
         ("run {repository} --out {empty}/o --state {empty} --spool {file}/s --once", 64, "read: Not a directory"),
+        ("secret encrypt {file} --to age1\udcff --file {empty}/a", 64, "expected a complete age public key"),
         ("run {repository}\udcff --out {empty}/o --state {empty} --once", 64, "\udcff is not valid UTF-8"),
         ("run {repository} --out {empty}/o --state {empty}/\udcff --once", 64, "\udcff is not valid UTF-8"),
     ],
@@ -1365,6 +1380,8 @@ def test_a_variable_with_a_wrong_value_is_named(monkeypatch: pytest.MonkeyPatch,
         ("config = 'other.toml'\n", "there is no setting 'config'"),
         ("poll = 0\n", "is not in the range"),
         ("records = 'fresh'\n", "there is no setting 'records'"),
+        ('spool = "a\\u0000b"\n', "spool contains a NUL character; remove it"),
+        ('verify = "head"\nforge-key = ["a=b\\u0000"]\n', "forge-key contains a NUL character; remove it"),
         (None, "cannot be read: No such file or directory"),
     ],
 )

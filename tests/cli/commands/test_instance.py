@@ -12,6 +12,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -624,6 +625,17 @@ def test_a_state_directory_that_no_instance_used_is_named_and_not_changed(
         assert done.err.startswith(f"gitboot: {said} the state directory {state}")
         assert "gitboot run" in done.err  # the hint
     assert list_files(tmp_path) == []
+
+
+def test_a_temporary_folder_that_is_not_usable_is_named(
+    tmp_path: Path, ended: Rack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for folder, said in ((str(tmp_path / "file"), "a part of this path is a file"), (None, "set TMPDIR to a directory")):
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "file")])
+        done = run_on_copy(ended.state, ended, "records show")
+        assert (done.code, str(tmp_path / "file") in done.err, said in done.err) == (Exit.USAGE, True, True), done
 
 
 @pytest.mark.parametrize("command", ["events", "events --server web01", "history web01"])
