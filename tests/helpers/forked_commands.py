@@ -258,6 +258,13 @@ def shorten_pauses() -> None:
     vars(standby)["CHECK_S"] = 0.2
 
 
+def wait_patiently() -> None:
+    """Let commands of this process wait longer for an instance or an endpoint: a busy machine is slow."""
+    from gitboot.cli import instance_client
+
+    vars(instance_client)["_REQUEST_TIMEOUT_S"] = 300
+
+
 def main(fd: int) -> None:
     import gc
     from importlib import import_module
@@ -274,6 +281,7 @@ def main(fd: int) -> None:
     make_ledgers_at_once()
     compile_templates_once()
     shorten_pauses()
+    wait_patiently()
     app.DEADLINE_S = 20.0  # type: ignore[misc] # as `tests.helpers.endpoints`: a busy machine is no slow disk
     _warm_up()
     gc.freeze()

@@ -141,6 +141,8 @@ class WebResponse(NamedTuple):
 class WebServer(ThreadingHTTPServer):
     """A server that does the TLS handshake in the thread of the connection, so that no client delays another."""
 
+    request_queue_size = 256  # a full queue delays a connection by a second
+
     def __init__(
         self,
         address: tuple[str, int],
@@ -288,7 +290,7 @@ class HookSystem:
         """Wait until the server has received this many more requests, and has chosen the answers."""
         with self.changed:
             wanted = len(self.calls) + number
-            assert self.changed.wait_for(lambda: len(self.calls) >= wanted, 60)
+            assert self.changed.wait_for(lambda: len(self.calls) >= wanted, 300)
 
     def paths(self) -> set[str]:
         return {each.path for each in self.calls}

@@ -112,7 +112,8 @@ class PostgresServer:
         self.wait_until_ready()
 
     def wait_until_ready(self) -> None:
-        for _ in range(600):
+        until_s = time.monotonic() + 300
+        while time.monotonic() < until_s:
             with suppress(psycopg.OperationalError):
                 self.sql("SELECT 1")
                 return
