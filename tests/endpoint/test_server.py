@@ -47,7 +47,7 @@ from tests.helpers.endpoints import (
 from tests.helpers.fleets import SEED, policy, server
 from tests.helpers.forked_commands import RunningCommand
 from tests.helpers.instance_in_process import read_published_records
-from tests.helpers.running_instance import Repository, eventually, is_program, running
+from tests.helpers.running_instance import Repository, eventually, is_program, read_size, running
 
 
 class SlowApp:
@@ -507,7 +507,7 @@ def test_finding_c6_a_stopped_endpoint_is_not_serving_and_is_replaced(
     with workers:
         stopped, other = eventually(lambda: len(pids := [int(each.name) for each in tmp_path.iterdir()]) == 2 and pids)
         os.kill(stopped, signal.SIGSTOP)
-        eventually(lambda: changes[-1] == Endpoints(expected=2, alive=2, restarts=1))
+        eventually(lambda: changes[-1:] == [Endpoints(expected=2, alive=2, restarts=1)])
         assert Endpoints(expected=2, alive=1, restarts=0, hung=1) in changes
         assert is_gone(stopped)
         assert not is_gone(other)
@@ -540,8 +540,12 @@ def test_finding_c5_with_a_full_state_directory_the_endpoint_does_not_report_hea
             fill(disk / "filler")
             at_full = instance.status()["clock"]
             repository.push({"more.yaml": server("web02", "role: web")})
-            eventually(lambda: not all(each["status"] for each in instance.status()["conditions"]))
-            assert instance.status()["clock"] > at_full
+
+            def is_reported() -> bool:
+                found = instance.status()
+                return found["clock"] > at_full and not all(each["status"] for each in found["conditions"])
+
+            eventually(is_reported)
             (disk / "filler").unlink()
             eventually(lambda: all(each["status"] for each in instance.status()["conditions"]))
 
@@ -558,7 +562,7 @@ def test_a_fetch_that_an_endpoint_recorded_is_read_once_and_then_deleted(
         assert len(list(spool.glob("*.jsonl"))) == 1, "its writer lives"
     assert [event["type"] for event in instance.events].count("Provisioned") == 1
     with running(repository.bare, tmp_path) as instance:
-        eventually(lambda: not [path for path in spool.glob("*.jsonl") if path.stat().st_size])
+        eventually(lambda: not any(map(read_size, spool.glob("*.jsonl"))))
         assert "Provisioned" not in [event["type"] for event in instance.events]
 
 

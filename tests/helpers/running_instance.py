@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -144,6 +145,29 @@ def locked_ledger(state: Path, *ledgers: Store) -> Iterator[None]:
         yield
 
 
+def read_size(path: Path) -> int:
+    """Return the size of a file, or 0 if an instance has deleted it."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def copy_live_folder(folder: Path, target: Path) -> Path:
+    """Copy a folder of a running instance, which may replace its files meanwhile. Return ``target``."""
+
+    def has_copied() -> bool:
+        shutil.rmtree(target, ignore_errors=True)
+        try:
+            shutil.copytree(folder, target)
+        except (shutil.Error, FileNotFoundError):
+            return False
+        return True
+
+    eventually(has_copied)
+    return target
+
+
 def begin_records(state: Path, records: str | Path) -> None:
     """Tell the ledger of a running instance what to begin with, and wait until that is published."""
     eventually(lambda: has_ledger(state))
@@ -154,7 +178,10 @@ def begin_records(state: Path, records: str | Path) -> None:
     outcome = request_change(state, BEGIN, facts)
 
     def is_known() -> bool:
-        found = json.loads((state / "status.json").read_bytes())["conditions"]
+        try:
+            found = json.loads((state / "status.json").read_bytes())["conditions"]
+        except FileNotFoundError:  # the first reconcile stores the outcome before it writes its status
+            return False
         return any(
             each["type"] == "RecordsVerified" and each["reason"] in ("Verified", "UnverifiedServers") for each in found
         )

@@ -14,7 +14,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.policy_selection import compute_rollout_percentage
 from tests.helpers.fleets import fleet, image, make_mac, make_uuid, policy, profile, server, write_configuration
 from tests.helpers.instance_with_bmcs import CommandResult, run_command
-from tests.helpers.running_instance import Instance, Repository, eventually, running
+from tests.helpers.running_instance import Instance, Repository, copy_live_folder, eventually, running
 
 
 def joining_percent(name: str) -> int:
@@ -127,7 +127,7 @@ def test_a_rollout_takes_its_next_step_when_machines_have_proven_the_last_one(si
     assert site.advance("--rev", name).out == ahead.out
 
     copy = tmp_path / "copy"
-    subprocess.run(["cp", "-r", str(site.output), str(copy)], check=True)
+    copy_live_folder(site.output, copy)
     assert site.advance("--branch", "other", records=copy).code == 0
     of_old = json.loads((copy / "ops/status.json").read_bytes())
     said = {each: "2026-01-01T00:00:00Z" for each in ("at", "clock") if each in of_old}

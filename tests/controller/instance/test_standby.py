@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import re
-import shutil
 import signal
 import socket
 import sqlite3
@@ -49,7 +48,7 @@ from tests.helpers.instance_with_bmcs import (
     wait_for_condition,
 )
 from tests.helpers.postgresql import PostgresServer, postgresql, public_folder
-from tests.helpers.running_instance import Instance, begin_records, close_after, eventually, git
+from tests.helpers.running_instance import Instance, begin_records, close_after, copy_live_folder, eventually, git
 
 _logger = logging.getLogger(__name__)
 OVERRIDE_WAIT_S = 600  # an override recorded while the server went down is set a minute later
@@ -188,7 +187,7 @@ def test_an_instance_whose_ledger_was_moved_is_no_longer_active(rack: Rack, serv
         hosts.two.resume()
         eventually(lambda: hosts.two.reason == "LedgerLeft")
         assert f"was moved to {socket.gethostname()}:{hosts.one.state}" in hosts.two.condition["message"]
-        (lost,) = (event for event in hosts.two.events if event["type"] == "LeaseLost")
+        (lost,) = eventually(lambda: [event for event in hosts.two.events if event["type"] == "LeaseLost"])
         assert "was moved to" in lost["message"]
         hosts.two.kill()
         hosts.two.start()
@@ -404,8 +403,8 @@ def test_endpoints_on_other_hosts_serve_no_install_boot_from_an_earlier_output_t
     ledger = server.address()
     with pair(rack, server, ledger) as hosts:
         start_both(rack, hosts)
-        eventually(lambda: web.stands and other.stands)
-        shutil.copytree(hosts.one.folder / "output", tmp_path / "copy")
+        eventually(lambda: [each["type"] for each in hosts.one.events].count("OverrideConfirmed") == 2)
+        copy_live_folder(hosts.one.folder / "output", tmp_path / "copy")
         spool = ("--spool", tmp_path / "spool", "--ledger", ledger.url)
         serve = Instance.start("serve", *map(str, ("--out", tmp_path / "copy", "--listen", "127.0.0.1:0", *spool)))
         reader = threading.Thread(target=serve.read, daemon=True)

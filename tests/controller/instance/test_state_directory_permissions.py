@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -218,15 +219,23 @@ def test_finding_s6_another_user_of_the_host_cannot_read_the_output(
     option = ("--output-group", group) if group is not None else ()
     with running(repository.bare, folder, *option, records="fresh"):
         repository.push(fleet_files(*SEED) | {"README.md": "A later commit."})
-        eventually(lambda: mode(folder / "output/ops/status.json"))
+        eventually((folder / "output/ops/status.json").exists)
         done = run_as_nobody(READ, folder / "output")
         assert done.stdout == "" and done.returncode == 0, done
         every = [path for path in (folder / "output").rglob("*") if path.name != "lock"]
         gid = grp.getgrnam(group).gr_gid if group is not None else os.getegid()
+
+        def is_for_group(path: Path) -> bool:
+            """Return whether a path is for the group. Nobody uses a new file before it is, and temporary files go."""
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                return True
+            wanted = 0o750 if stat.S_ISDIR(found.st_mode) else 0o640
+            return (stat.S_IMODE(found.st_mode), found.st_gid) == (wanted, gid)
+
         for path in [folder / "output", *every]:
-            with suppress(FileNotFoundError):  # the temporary file has replaced the file by now
-                assert mode(path) == (0o750 if path.is_dir() else 0o640), path
-                assert path.stat().st_gid == gid, path
+            eventually(partial(is_for_group, path), 60)
         assert is_output_private(folder)
 
 
