@@ -213,10 +213,13 @@ def test_finding_m6_a_mirror_is_verified_with_its_url_and_the_public_root_key_al
         wait_for_condition(instance, "TargetsCurrent", status=True, reason="Current")
         assert instance.get("/signed/timestamp.json").status_code == 404  # the endpoint does not list machines
         eventually(lambda: git(boots, "for-each-ref", "refs/heads/boot"))  # the condition is true while it is pushed
-        eventually(lambda: git(boots, "ls-tree", "-r", "--name-only", "boot", "boot/signed/timestamp.json"))
-        listed = {path.name for path in (tmp_path / "output/boot/signed").iterdir() if path.is_file()}
-        carried = git(boots, "ls-tree", "--name-only", "boot", "boot/signed/").split()
-        assert {path.rpartition("/")[2] for path in carried} == {*listed, "servers"}
+
+        def is_carried() -> bool:
+            listed = {path.name for path in (tmp_path / "output/boot/signed").iterdir() if path.is_file()}
+            carried = git(boots, "ls-tree", "--name-only", "boot", "boot/signed/").split()
+            return "timestamp.json" in listed and {path.rpartition("/")[2] for path in carried} == {*listed, "servers"}
+
+        eventually(is_carried)
     copy, (key, root) = tmp_path / "copy", (keys / "root.pub", (keys / "1.root.json").read_bytes())
     shutil.copytree(tmp_path / "output/boot", copy)
     (tmp_path / "nginx").mkdir()

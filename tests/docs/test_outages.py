@@ -105,7 +105,7 @@ def test_an_urgent_change_comes_from_another_repository_until_git_is_back(rack: 
     with rack.running() as instance:
         held = wait_for_condition(instance, "CommitAccepted", status=False, reason="GuardTripped")
         assert "allowRewind" in held["message"]
-        assert instance.status()["applied"]["commit"] == urgent
+        until_applied(instance, urgent)
         run_in_shell(GIT_PAGE, "$ git push origin", clone)
         rack.said("reconcile")
         wait_for_condition(instance, "CommitAccepted", status=True, reason="Valid")

@@ -499,7 +499,7 @@ def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_co
         assert "web01: the secret join was fetched" in found["message"] and STRANGER in found["message"]
         assert found["remedy"].startswith("gitboot secret fetches web01 --state STATE")
         eventually(lambda: show_fetches(tmp_path).get(STRANGER, 0) > 10)
-        assert list_fetches(instance) == ["127.0.0.1", STRANGER]
+        eventually(lambda: list_fetches(instance) == ["127.0.0.1", STRANGER])
 
         confirmed = run_command("secret", "fetches", "web01", "--state", tmp_path / "state", "--confirm", "INC-4711")
         assert confirmed.code == 0, confirmed.err
@@ -510,8 +510,9 @@ def test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_co
         assert sum(STRANGER in line for line in lines) < 100, "repeats are counted in place"
     # The endpoint left its count when it ended.
     with running(fleet_repository.bare, tmp_path, "--secret-keys", str(sealed_fleet.file)) as instance:
-        assert eventually(lambda: find_condition(instance))["reason"] == "ManyFetches"
-        assert show_fetches(tmp_path) == {"127.0.0.1": 1, STRANGER: 312}
+        # The endpoint first shows the status that the earlier process wrote.
+        eventually(lambda: show_fetches(tmp_path) == {"127.0.0.1": 1, STRANGER: 312})
+        eventually(lambda: (find_condition(instance) or {}).get("reason") == "ManyFetches")
         assert not list_fetches(instance)
 
 
@@ -525,9 +526,13 @@ def test_finding_s5_many_addresses_fill_neither_the_events_nor_the_ledger(
             fetch_from(instance, f"127.0.0.{number}", path)
         found = eventually(lambda: found if len(found := show_fetches(tmp_path)) == 17 else None)
         assert found["127.0.0.1"] == 1
-        assert len(list_fetches(instance)) == 17
-        shown = [each for each in instance.status()["secretFetches"] if each["secret"] == "secrets/join"]
-        assert [(each["server"], each["unexpected"], len(each["addresses"])) for each in shown] == [("web01", True, 16)]
+        eventually(lambda: len(list_fetches(instance)) == 17)  # the ledger is written before events and status
+
+        def list_shown() -> list[tuple[str, bool, int]]:
+            shown = [each for each in instance.status()["secretFetches"] if each["secret"] == "secrets/join"]
+            return [(each["server"], each["unexpected"], len(each["addresses"])) for each in shown]
+
+        eventually(lambda: list_shown() == [("web01", True, 16)])
         assert [each["type"] for each in instance.events].count("SecretsFetchedAgain") <= 2
         with closing(sqlite3.connect(tmp_path / "state/ledger.sqlite")) as ledger:
             ((rows, size),) = ledger.execute("SELECT count(*), max(length(facts)) FROM secret_fetches")

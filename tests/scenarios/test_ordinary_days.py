@@ -14,6 +14,8 @@ import httpx
 import pytest
 
 from gitboot.cli.main import Exit
+from gitboot.fetchlog.log_entries import drop_concluded_intents
+from gitboot.fetchlog.spool import read_new_lines
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.fleets import fleet, image, make_mac, policy, profile, server, write_configuration
@@ -332,7 +334,12 @@ def test_a_timer_may_run_gitboot_once_beside_an_endpoint(tmp_path: Path) -> None
     spool.mkdir()
     places = ("--out", tmp_path / "output", "--state", tmp_path / "state", "--spool", spool)
 
+    def has_outcomes() -> bool:
+        found = drop_concluded_intents(read_new_lines(spool, {}).observations, lambda each: each)
+        return not any(each.is_open_intent for each in found)
+
     def passes() -> None:
+        eventually(has_outcomes)  # the endpoint writes the outcome of a response after the client has received it
         done = run_command("run", repository.bare, *places, "--once")
         assert done.code in (Exit.FINE, Exit.PARTIAL), done
 

@@ -145,7 +145,7 @@ def test_a_new_active_instance_has_its_updated_output_tree_ready_and_serves_noth
     rack.settings += ", provisioning: {evidence: Reported}"
     with pair(rack, server, server.address()) as hosts:
         web = start_both(rack, hosts)
-        (event,) = eventually(lambda: find_events(hosts.two, "Prepared"))
+        event, *_ = eventually(lambda: find_events(hosts.two, "Prepared"))
         assert (event["servers"], event["halted"]) == (LARGE + 1, 1)
         prepared_at = r"is active with the ledger .*; this standby's output tree has the state of 20"
         eventually(lambda: re.search(prepared_at, hosts.two.condition["message"]))
@@ -174,7 +174,7 @@ def test_a_new_active_instance_has_its_updated_output_tree_ready_and_serves_noth
         assert {path for path, stamp in read_stamps(hosts.two).items() if before[path] != stamp} <= {LOCK}
         hosts.one.kill()
         assert hosts.wait_for_takeover(1) is hosts.two
-        (event,) = eventually(lambda: find_events(hosts.two, "Published"))
+        event, *_ = eventually(lambda: find_events(hosts.two, "Published"))
         assert (event["written"] < 20, event["unchanged"] < LARGE // 2) == (True, True), hosts.two.events
         assert hosts.two.instance is not None
         assert hosts.two.instance.get("/readyz").status_code == 200
@@ -194,7 +194,7 @@ def test_an_instance_that_becomes_active_after_its_first_preparation_writes_only
         eventually(lambda: find_events(hosts.two, "Prepared"))
         hosts.one.kill()
         assert hosts.wait_for_takeover(1) is hosts.two
-        (event,) = eventually(lambda: find_events(hosts.two, "Published"))
+        event, *_ = eventually(lambda: find_events(hosts.two, "Published"))
         assert (event["written"] < 10, event["unchanged"] < LARGE // 2) == (True, True), hosts.two.events
         assert find_differences(hosts) == []
         assert "flatcar-1" in find_boot_at_host(web, hosts.two)
@@ -220,7 +220,7 @@ def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_onl
         assert (hosts.two.folder / "output" / PENDING).exists()
         hosts.one.kill()
         assert hosts.wait_for_takeover(1) is hosts.two
-        (event,) = eventually(lambda: find_events(hosts.two, "Published"))
+        event, *_ = eventually(lambda: find_events(hosts.two, "Published"))
         assert event["written"] + event["unchanged"] < LARGE
         assert not (hosts.two.folder / "output" / PENDING).exists()
         assert verify_tree(hosts.two.folder / "output") == ()
@@ -260,7 +260,7 @@ def test_the_prepared_tree_boots_installable_servers_from_disk_and_has_no_date_o
     with pair(rack, server, server.address()) as hosts:
         rack.repository.push({"cache.yaml": described("cache01", "role: ephemeral")})
         web = start_both(rack, hosts)
-        (event,) = eventually(lambda: find_events(hosts.two, "Prepared"))
+        event, *_ = eventually(lambda: find_events(hosts.two, "Prepared"))
         assert event["halted"] == 2
         offered = {web.entry, f"/v1/boot/{make_mac('cache01').replace(':', '-')}/boot.ipxe"}
         hosts.two.stop()
