@@ -54,6 +54,7 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import HERE, fleet, make_uuid, server, snapshot, store_credentials, write_configuration
+from tests.helpers.git_repositories import free_port
 from tests.helpers.instance_with_bmcs import POOL, Rack
 from tests.helpers.redfish_double.machine import STARTED
 
@@ -488,9 +489,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     if shutil.which("ipmi_sim") is None and "CI" not in os.environ:
         pytest.skip("needs ipmi_sim: scripts/install-packages")
     folder = tmp_path_factory.mktemp("ipmi_sim")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     chassis = folder / "chassis"
     chassis.write_text(
         '#!/bin/sh\necho "$*" >> "$0.calls"\ncase "$*" in *"get power"*) echo power:1;; *) echo boot:none;; esac\n'

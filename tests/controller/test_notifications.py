@@ -10,7 +10,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from socket import socket
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +39,7 @@ from gitboot.status.conditions import Event
 from tests.helpers import endpoints
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, at, fleet, server, write_configuration
+from tests.helpers.git_repositories import free_port
 from tests.helpers.http_peers import Hook, StrangeClient, hook, notify_file, strange_server, write_private
 from tests.helpers.instance_with_bmcs import run_command
 from tests.helpers.running_instance import Repository, eventually, running
@@ -272,9 +272,7 @@ class Mail:
 @pytest.fixture
 def mail() -> Iterator[tuple[Mail, int]]:
     taken = Mail()
-    with socket() as free:  # a Controller has no setting for it
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
+    port = free_port()
     controller = Controller(taken, hostname="127.0.0.1", port=port)
     controller.start()
     try:
