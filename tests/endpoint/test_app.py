@@ -755,8 +755,10 @@ def test_an_address_that_moves_to_another_server_is_never_404(site: Site, client
     thread = threading.Thread(target=ask)
     site.publish(here)
     thread.start()
-    for number in range(30):
+    for number in range(3000):
         site.publish((there, here)[number % 2], commit=str(number), at=BEFORE + timedelta(seconds=number))
+        if number >= 29 and len(seen) >= 2:  # a busy machine may have sent few requests until now
+            break
     done.set()
     thread.join()
     assert seen == {(200, "aaa02"), (200, "web01")}

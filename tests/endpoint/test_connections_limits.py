@@ -21,6 +21,7 @@ from tests.helpers import http_peers
 from tests.helpers.cases import for_each
 from tests.helpers.endpoints import ENTRY, IPXE, PROXY, connect, exchange, get, read_all, site
 from tests.helpers.fleets import write_configuration
+from tests.helpers.forked_commands import RUN_FIRST
 from tests.helpers.git_repositories import program
 from tests.helpers.running_instance import eventually
 
@@ -34,7 +35,14 @@ def find_readable(held: list[socket.socket]) -> list[socket.socket]:
     return select(held, [], [], 0)[0]
 
 
-def test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served() -> None:
+# On a busy machine, a test may take longer than clients have for a head or a body.
+PATIENT = "from gitboot.endpoint import connections; connections.HEAD_TIMEOUT_S = connections.BODY_TIMEOUT_S = 3600"
+
+
+def test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(RUN_FIRST, PATIENT)
     settings = write_configuration(idle_connections=1000)
     with (
         site(ACCEPTING_FLEET) as made,
@@ -120,7 +128,10 @@ def test_finding_s4_clients_that_read_slowly_are_closed_for_another(
         assert len(read_all(held[0])) < 16_000_000
 
 
-def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address() -> None:
+def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connections, "BODY_TIMEOUT_S", 3600)
     with site(ACCEPTING_FLEET) as made, ExitStack() as stack:
         url = stack.enter_context(
             made.serve(trusted_proxies=PROXY, max_idle=1000, unknown_recorder=UnknownMachineRecorder(made.spool))
@@ -136,7 +147,10 @@ def test_finding_s4_behind_a_named_proxy_bodies_count_for_the_forwarded_address(
         assert find_readable([*held[0::3], *held[2::3], one_more]) == []
 
 
-def test_finding_s4_connections_of_this_host_are_limited_while_another_client_is_served() -> None:
+def test_finding_s4_connections_of_this_host_are_limited_while_another_client_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(RUN_FIRST, PATIENT)
     with site() as made, served(made.root, "--spool", str(made.spool)) as (url, _), ExitStack() as stack:
         held = [stack.enter_context(connect(url)) for _ in range(MANY)]
         eventually(lambda: len(find_readable(held)) == MANY - MAX_IDLE)

@@ -369,7 +369,10 @@ def serve_crowded(
         yield f"http://127.0.0.1:{ports[0]}", f"https://127.0.0.1:{ports[1]}", endpoint.limits
 
 
-def test_t5_a_connection_before_its_tls_handshake_counts_as_idle(made: Site, pair: Pair, authority: Authority) -> None:
+def test_t5_a_connection_before_its_tls_handshake_counts_as_idle(
+    made: Site, pair: Pair, authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "HEAD_TIMEOUT_S", 3600)
     refused: list[int] = []
     with serve_crowded(made, authority.issue(), refused) as (machines, operators, limits), ExitStack() as stack:
         held = [stack.enter_context(connect(operators)) for _ in range(80)]

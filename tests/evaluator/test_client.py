@@ -440,7 +440,14 @@ def test_a_commit_that_takes_too_much_time_is_rejected_and_the_next_is_not(
         repository.push(make_slow_fleet())
         assert list_codes(evaluation, fetch_newest(source)) == [Code.LIMITS]
         repository.push(dict.fromkeys(make_slow_fleet(), ""))
-        assert len(evaluate(evaluation, fetch_newest(source)).commit.decisions.servers) == 1
+        revision = fetch_newest(source)
+
+        def evaluate_patiently() -> EvaluationResult | None:
+            with suppress(NotEvaluated):  # on a busy machine, one second of processor time may take longer than allowed
+                return evaluate(evaluation, revision)
+            return None
+
+        assert len(eventually(evaluate_patiently).commit.decisions.servers) == 1
 
 
 def test_a_commit_that_takes_too_much_memory_is_rejected_and_the_next_is_not(

@@ -638,7 +638,8 @@ def test_finding_c3_slowly_sent_refs_of_a_target_are_read_by_a_process_that_is_k
         remote = Remote(url=f"{relay.url}/boots.git", timeout_s=TIMEOUT_S)
         branch = OwnedBranch(lambda: remote, "refs/heads/boot", tmp_path / "boots.git", fetcher=fetch_process)
         for ask in (branch.fetch, branch.is_default):
-            with pytest.raises(SourceError, match="the response was not complete after 2 s"):
+            # on a machine under load, no byte may arrive in 2 s; then libgit2 itself ends the wait
+            with pytest.raises(SourceError, match=r"the response was not complete after 2 s|socket: timed out"):
                 ask()
     assert list_fetchers(os.getpid()) == []
 
@@ -679,17 +680,20 @@ def test_finding_c3_a_slow_fetch_is_a_condition_and_reconcile_reports_it(tmp_pat
         with running(url, tmp_path, "--poll", "0.5", *write_configuration(git_timeout=TIMEOUT_S)) as instance:
             eventually(lambda: instance.status()["applied"]["commit"] == first)
             second = repository.push({"noise": os.urandom(NOISE).hex()})
-            found = wait_for_condition(instance, "SourceReady", status=False, reason="SourceError")
-            assert relay.stalled.is_set()
-            assert "bytes in 2 s (see git-timeout" in found["message"]
+
+            def is_reported() -> bool:  # a busy machine may exceed the short timeout earlier, and tries again
+                found = condition(instance, "SourceReady")
+                return relay.stalled.is_set() and "bytes in 2 s (see git-timeout" in found.get("message", "")
+
+            eventually(is_reported)
             done = run_command("reconcile", "--state", state)
             assert (done.code, done.out) == (Exit.SOURCE, ""), done
             assert "The fetch failed (SourceError): gitboot cannot fetch new commits: git://" in done.err
             assert instance.status()["applied"]["commit"] == first
             relay.passes = -1
             eventually(lambda: condition(instance, "SourceReady")["status"])
-            done = run_command("reconcile", "--state", state)
-            assert (done.code, f"Fetched {second[:12]}. The commit is accepted" in done.err) == (Exit.FINE, True), done
+            done = eventually(lambda: (ran := run_command("reconcile", "--state", state)).code == Exit.FINE and ran)
+            assert f"Fetched {second[:12]}. The commit is accepted" in done.err, done
             assert instance.status()["applied"]["commit"] == second
 
 

@@ -348,7 +348,7 @@ def test_the_password_is_still_used_after_any_result_of_a_login(rack: Rack, faul
 
 def test_a_slow_login_delays_one_task_and_the_password_is_still_used(rack: Rack) -> None:
     rack.server.fault(Slow(every_s=1), on="POST", times=9)  # minutes, until its answer would be whole
-    with rack.connect(read_timeout_s=1) as bmc:
+    with rack.connect(read_timeout_s=5) as bmc:
         bmc.observe()
         bmc.login.keeps_session = True
         assert {bmc.observe().power for _ in range(3)} == {"On"}
