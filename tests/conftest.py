@@ -1,6 +1,6 @@
 """Settings of tests: the search of Hypothesis, temporary folders, and tests that only run on request.
 
-Hypothesis takes the same examples each time in CI, and new ones on the machine of a developer. Neither has a deadline:
+Hypothesis takes the same examples each time, and new ones if `--lives` makes the search longer. Neither has a deadline:
 a busy machine is not a wrong result.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from gitboot.files import find_filesystem
 from tests.boots import page
@@ -47,11 +47,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of a shell; children would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     cases.lives = config.getoption("lives")
-    how = settings(derandomize=bool(os.environ.get("CI")), deadline=None, max_examples=cases.count_examples(100))
+    how = settings(
+        derandomize=cases.lives == 1 or bool(os.environ.get("CI")),
+        deadline=None,
+        max_examples=cases.count_examples(100),
+        suppress_health_check=[HealthCheck.too_slow],
+    )
     settings.register_profile("gitboot", how)
     settings.load_profile("gitboot")
     forked_commands.make_ledgers_at_once()
     forked_commands.compile_templates_once()
+    forked_commands.wait_patiently()
     reaches_out = any(config.getoption(folder) for folder in _LEFT_OUT)
     if not reaches_out:
         os.environ["SSL_CERT_FILE"] = str(
