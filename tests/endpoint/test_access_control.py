@@ -379,8 +379,11 @@ def test_finding_s4_if_no_connection_can_be_closed_the_newest_is() -> None:
     assert (newcomer.is_open, crowd.closed_count) == (False, 1)
 
 
-def test_t5_a_machine_is_served_while_another_client_holds_many_connections(made: Site) -> None:
+def test_t5_a_machine_is_served_while_another_client_holds_many_connections(
+    made: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One address opens connections without a request, some with an incomplete head. Another client sends a request."""
+    monkeypatch.setattr(connections, "HEAD_TIMEOUT_S", 3600)
     with ExitStack() as stack:
         endpoints = stack.enter_context(made.serve(records=False, max_idle=32))
         held = []

@@ -109,7 +109,7 @@ def test_a_standby_that_takes_over_continues_a_drain_and_begins_no_other(
             hosts.two.start()
             eventually(lambda: hosts.two.reason == "StandbyStarted")
             eventually(lambda: system.calls)
-            epoch, _ = require_value(hosts.lease())
+            epoch = hosts.last_epoch
             hosts.one.kill()
             assert hosts.wait_for_takeover(epoch) is hosts.two
             system.wait_for_calls(3)
