@@ -198,7 +198,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
             rack.add(name).machine.nics = {"NIC.1": make_mac(name)}
         rack.blades["web02"].machine.nics = {"NIC.1": "52:54:00:99:99:99"}
         rack.push()
-        rack.blades["web03"].bmc.__exit__(None, None, None)
+        rack.blades["web03"].bmc.die()
         yield rack
 
 

@@ -240,7 +240,7 @@ class Hall:
 
     def unplug(self) -> None:
         """Take web01's BMC away."""
-        self._server.__exit__(None, None, None)
+        self._server.die()
 
     def merge(self, title: str) -> None:
         """Merge the commit of a section, with an acknowledgement from `diff` if a guard holds it."""

@@ -188,7 +188,7 @@ def test_an_operator_resolves_the_override_on_an_old_bmc_that_is_gone(rack: Rack
     rack.push()
     with rack.running(records="fresh") as instance:
         until_confirmed(instance, web)
-        web.bmc.__exit__(None, None, None)
+        web.bmc.die()
         old = replace_bmc(rack, web)
         wait_for_condition(instance, "Bmc/web01", status=False, reason="Waiting")
         assert web.machine.requests == []

@@ -577,7 +577,7 @@ def test_a_bmc_that_does_not_listen_or_has_no_tls_is_unreachable(rack: Rack) -> 
     ):
         bmc.observe()
     with RedfishServer(Service()) as gone:
-        pass
+        gone.die()
     with (
         BmcConnection(gone.url, Credentials(username=USER, password=PASSWORD)) as bmc,
         pytest.raises(BmcUnreachable, match="Connection refused"),

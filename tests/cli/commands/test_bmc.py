@@ -38,7 +38,7 @@ def mixed_rack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rack]:
         for name in FINE:
             rack.add(name)
         rack.push()
-        dead.bmc.__exit__(None, None, None)
+        dead.bmc.die()
         busy.bmc.fault(Status(status=503), on="PATCH", times=9)
         assert rack.once(*LOOSE_LIMITS, *rack.spool_options).code == Exit.PARTIAL
         busy.machine.requests.clear()

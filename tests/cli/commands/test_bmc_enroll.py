@@ -66,7 +66,9 @@ class Site:
         issued = self.authority.issue()
         self.fingerprints[name] = sha256(PEM_cert_to_DER_cert(issued.certificate.read_text())).hexdigest()
         service = Service(self.machines[name], credentials={USER: PASSWORD})
-        self.bmcs[name] = self._stack.enter_context(RedfishServer(service, tls=issued.context, port=port))
+        self.bmcs[name] = self._stack.enter_context(
+            RedfishServer(service, tls=issued.context, port=port or free_port())
+        )
 
     def renew_certificate(self, name: str) -> None:
         port = self.bmcs[name].address[1]

@@ -378,6 +378,7 @@ def _parse_body(body: bytes) -> Any:
 
 _HANDSHAKE_S = 60
 _FILLING = b" " * 65536
+_held: list[socket.socket] = []  # the ports of servers that have died
 
 
 class RedfishServer:
@@ -429,6 +430,16 @@ class RedfishServer:
             for connection in self._open:
                 _shut_down(connection)
         self._http.server_close()  # waits for the threads of all connections
+
+    def die(self) -> None:
+        """End the server. Until this process ends, its port refuses connections, and no other server gets it."""
+        address = self.address
+        self.__exit__(None, None, None)
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # for the ends of earlier connections
+        held.bind(address)
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        _held.append(held)
 
     def fault(self, fault: Fault, *, on: str = "GET", times: int = 1) -> None:
         with self._lock:
