@@ -535,7 +535,7 @@ def test_the_page_works_with_the_keyboard_alone_and_prints_its_whole_table(chrom
     chromium.open(f"file://{made.root}/{FOLDER}index.html")
     chromium.run("document.querySelector('.skip').focus()")
     chromium.press("Enter")
-    assert chromium.run("document.activeElement.id") == "main"
+    chromium.until("document.activeElement.id === 'main'")
     for _ in range(4 + 4 + 7 + 4 + 1 + 7 + 5 + 1):  # held, conditions, counters, filters, table, heads, terms, a server
         chromium.press("Tab")
     assert chromium.run("document.activeElement.textContent") == "web000"
