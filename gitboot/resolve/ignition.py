@@ -140,7 +140,8 @@ def check_ignition(format: str, text: str) -> None:
             f"the rendered Ignition document has version {quote_value(version)}, but the profile sets {format}",
             f"set ignition.version to 3.{minor}.0, or correct the profile's userData.format",
         )
-    for problem in chain(_find_wrong_types(config, _FIELDS, minor, ""), _find_wrong_values(config, minor)):
+    known_config = _select_known_fields(config, _FIELDS, minor)
+    for problem in chain(_find_wrong_types(config, _FIELDS, minor, ""), _find_wrong_values(known_config, minor)):
         raise make_user_data_fault(
             f"the rendered Ignition document is invalid: {problem}", "correct the value in the template"
         )
@@ -175,6 +176,23 @@ def _find_wrong_types(value: Any, expected: Any, minor: int, path: str) -> Itera
         yield f"{path} must be {_KINDS[expected]}, found {_describe(value)}"
 
 
+def _select_known_fields(value: Any, expected: Any, minor: int) -> Any:
+    """Return a value without the fields that Ignition ignores, because this version does not have them."""
+    if isinstance(expected, tuple):
+        expected, since = expected
+        if minor < since:
+            return None
+    if isinstance(expected, Mapping) and isinstance(value, dict):
+        return {
+            key: _select_known_fields(field_value, expected[key], minor)
+            for key, field_value in value.items()
+            if key in expected
+        }
+    if isinstance(expected, list) and isinstance(value, list):
+        return [_select_known_fields(item, expected[0], minor) for item in value]
+    return value
+
+
 def _describe(value: Any) -> str:
     return quote_value(value) if isinstance(value, str | list | dict) or value is None else json.dumps(value)
 
@@ -187,8 +205,6 @@ _KEYS: Final = (
     *(("storage", "files", "path"), ("storage", "directories", "path"), ("storage", "links", "path")),
     ("storage", "luks", "name"),
 )
-_LUKS_SINCE: Final = 2  # since version 3.2
-_CEX_SINCE: Final = 5
 _UNIT_SUFFIXES: Final = (
     *(".service", ".socket", ".device", ".mount", ".automount", ".swap", ".target", ".path", ".timer"),
     *(".snapshot", ".slice", ".scope"),
@@ -216,7 +232,7 @@ def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
     """Yield a message for each value that has the correct type but that Ignition rejects."""
     nodes: Counter[str] = Counter()
     for section, name, key in _KEYS:
-        elements = ((config.get(section) or {}).get(name) or []) if name != "luks" or minor >= _LUKS_SINCE else []
+        elements = _get_list(config, section, name)
         found: Counter[str] = Counter()
         for index, element in enumerate(elements):
             path = f"{section}.{name}[{index}]"
@@ -231,7 +247,7 @@ def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
     yield from (f"storage has {_describe(value)} twice" for value, count in nodes.items() if count > 1)
     yield from _find_conflicts(config, {path for path, count in nodes.items() if count})
     settings = config["ignition"]
-    merged, proxy = settings.get("config") or {}, (settings.get("proxy") or {}) if minor else {}
+    merged, proxy = settings.get("config") or {}, settings.get("proxy") or {}
     merge, authorities = merged.get("merge"), _get_list(settings, "security", "tls", "certificateAuthorities")
     for each in (*(merge or []), *authorities):
         yield from _find_wrong_source("ignition", each, minor, is_needed=True)
@@ -242,9 +258,8 @@ def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
     for name in ("httpProxy", "httpsProxy"):
         if (url := proxy.get(name)) is not None and not url.startswith(("http://", "https://")):
             yield f"ignition.proxy.{name} must be an http or https URL, found {_describe(url)}"
-    if minor >= _FIELDS["kernelArguments"][1]:
-        listed = (_get_list(config, "kernelArguments", each) for each in ("shouldExist", "shouldNotExist"))
-        yield from _find_duplicates("kernelArguments", chain.from_iterable(listed))
+    listed = (_get_list(config, "kernelArguments", each) for each in ("shouldExist", "shouldNotExist"))
+    yield from _find_duplicates("kernelArguments", chain.from_iterable(listed))
 
 
 def _get_list(value: Any, *steps: str) -> list[Any]:
@@ -402,7 +417,7 @@ def _find_wrong_volume(path: str, volume: Mapping[str, Any], minor: int) -> Iter
         if not (url.startswith(("http://", "https://")) and _URL.fullmatch(url)) or not each.get("thumbprint"):
             yield f"{path}.clevis.tang needs an http or https URL and a thumbprint"
     has_other_key = pin or uses_others or (volume.get("keyFile") or {}).get("source")
-    if has_other_key and minor >= _CEX_SINCE and (volume.get("cex") or {}).get("enabled"):
+    if has_other_key and (volume.get("cex") or {}).get("enabled"):
         yield f"{path} has cex, so it cannot have clevis or keyFile"
 
 
@@ -515,7 +530,7 @@ def _find_wrong_source(
             yield f"{path} has the source {_describe(source)}, which is not an encoded data URL (RFC 2397)"
     elif source and (_SCHEMES.get(scheme, minor + 1) > minor or not _URL.fullmatch(source)):
         yield f"{path} has the source {_describe(source)}, which is not a URL that Ignition can fetch"
-    headers = [each or {} for each in (fields.get("httpHeaders") or [] if minor else [])]
+    headers = [each or {} for each in fields.get("httpHeaders") or []]
     if headers and scheme not in ("http", "https"):
         yield f"{path} has httpHeaders, but its source is not an http or https URL"
     if not all(each.get("name") and each.get("value") != "" for each in headers):

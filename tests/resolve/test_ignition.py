@@ -59,6 +59,10 @@ ACCEPTED = (
     config(storage=None),
     config(2, kernelArguments={"shouldExist": "a field that 3.2 does not have"}),
     config(0, storage={"luks": 3}),
+    # fields that other elements have
+    file(groups=[{"a": 1}]),
+    file(device=5),
+    config(passwd={"users": [{"name": "core", "path": 5, "devices": ["a", "a"]}]}),
     file(mode=420, contents={"source": "data:,x"}, user={"name": "root"}, overwrite=True),
     file(contents={"source": "https://a.test/b", "verification": {"hash": f"sha256-{'0' * 64}"}}),
     file(contents={"source": "data:text/plain;charset=utf-8;base64,aGk="}),
