@@ -1,4 +1,4 @@
-"""Parts of boot scripts: the heading comment and the local-disk boot."""
+"""Parts of boot scripts: comments, messages and the commands that boot the local disk."""
 
 from __future__ import annotations
 
@@ -66,28 +66,11 @@ PXELINUX_DISK_LABEL: Final = """\
 label disk
   localboot 0
 """
+# values of `localDisk` in documents; the other values are paths of EFI programs
 EXIT: Final = "Exit"
 SANBOOT: Final = "Sanboot"
-_LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
-
-
 _BACKSLASH: Final = "\\"  # the path separator of UEFI (UEFI specification 10.3.5.4)
-
-
-def render_ipxe_disk_boot(local_disk: str | None) -> str:
-    """Return the last part of an iPXE script, which boots from the local disk.
-
-    If ``local_disk`` is None, use the default disk boot.
-    """
-    if local_disk is None:
-        return IPXE_DISK_BOOT
-    if local_disk == EXIT:
-        return _LEAVE_IPXE
-    # With UEFI, iPXE of 2023 and newer numbers drives from 0 (commit b1c13cc). An older iPXE finds no drive.
-    path = f" --filename {local_disk.replace('/', _BACKSLASH)}" if local_disk != SANBOOT else ""
-    return f"iseq ${{platform}} efi && sanboot --no-describe --drive 0{path} ||\n{IPXE_DISK_BOOT}"
-
-
+_LEAVE_IPXE: Final = "iseq ${platform} efi && exit 1 ||\nexit 0\n"
 _CHAINLOAD: Final = """\
 if [ "$grub_platform" = efi ]; then
   if search --no-floppy --file --set=root "{path}"; then
@@ -97,56 +80,6 @@ if [ "$grub_platform" = efi ]; then
   fi
 fi
 """
-
-
-def render_grub_disk_boot(local_disk: str | None) -> str:
-    """Return the last part of a GRUB configuration, which boots from the local disk."""
-    if local_disk == EXIT:
-        return "exit\n"
-    return GRUB_DISK_BOOT if local_disk in (None, SANBOOT) else f"{_CHAINLOAD.format(path=local_disk)}{GRUB_DISK_BOOT}"
-
-
-def render_pxelinux_disk_label(local_disk: str | None) -> str:
-    """Return the PXELINUX label that boots from the local disk."""
-    return PXELINUX_DISK_LABEL.replace("localboot 0", "localboot -1") if local_disk == EXIT else PXELINUX_DISK_LABEL
-
-
-def render_pxelinux_disk_boot(local_disk: str | None) -> str:
-    """Return a complete PXELINUX configuration that boots from the local disk."""
-    return f"default disk\nprompt 0\n{render_pxelinux_disk_label(local_disk)}"
-
-
-def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | None = None) -> str | None:
-    """Return a boot script that boots from the local disk, for the loader that fetches ``path``.
-
-    Return None if boot loaders do not fetch ``path``.
-    """
-    loader = find_loader(path)
-    if loader is None:
-        return None
-    first_line, render_boot = _DISK_SCRIPTS[loader]
-    return f"{first_line}{render_disk_comment(machine, reason)}{render_boot(local_disk)}"
-
-
-class ScriptLoader(StrEnum):
-    """A boot loader that fetches boot scripts. The value of each member occurs in the paths of the loader's scripts."""
-
-    IPXE = "ipxe"
-    GRUB = "grub.cfg"
-    PXELINUX = "pxelinux"
-
-
-def find_loader(path: str) -> ScriptLoader | None:
-    """Return the boot loader that fetches its script from ``path``, or None if boot loaders do not fetch ``path``."""
-    return next((loader for loader in ScriptLoader if loader in path), None)
-
-
-# The first line of boot scripts and the function that renders the commands to boot the disk, by loader.
-_DISK_SCRIPTS: Final = {
-    ScriptLoader.IPXE: ("#!ipxe\n", render_ipxe_disk_boot),
-    ScriptLoader.GRUB: ("", render_grub_disk_boot),
-    ScriptLoader.PXELINUX: ("", render_pxelinux_disk_boot),
-}
 IDLE_REASON: Final = "the Server document has boot: false for this interface"
 NO_BOOT_SCRIPT: Final = "gitboot: could not fetch a boot script. Booting the local disk."
 NO_ANSWER: Final = "gitboot: the endpoint did not return a boot script. Booting the fallback."
@@ -158,6 +91,10 @@ UNKNOWN_COMMENT: Final = """\
 UNKNOWN_REQUEST_COMMENT: Final = """\
 # The lookups failed, but perhaps only because the server is unavailable.
 # Only an available server returns the boot script for unknown machines."""
+
+
+class CannotBoot(Exception):
+    """Raised if a boot loader cannot boot an image. The text is the reason, which the boot script shows."""
 
 
 def describe_missing_plan(decision: Decision) -> str:
@@ -186,3 +123,69 @@ def render_heading(plan: BootPlan) -> str:
     if (boot := plan.boot) is not None:
         source_line = f"{source}, BootProfile/{boot.profile}, BootImage/{boot.image}, {boot.method}"
     return f"# gitboot plan {plan.digest}\n# {plan.server}: {plan.phase}, {plan.cause}\n# {source_line}\n"
+
+
+def render_ipxe_disk_boot(local_disk: str | None) -> str:
+    """Return the last part of an iPXE script, which boots from the local disk.
+
+    If ``local_disk`` is None, use the default disk boot.
+    """
+    if local_disk is None:
+        return IPXE_DISK_BOOT
+    if local_disk == EXIT:
+        return _LEAVE_IPXE
+    # With UEFI, iPXE of 2023 and newer numbers drives from 0 (commit b1c13cc). An older iPXE finds no drive.
+    path = f" --filename {local_disk.replace('/', _BACKSLASH)}" if local_disk != SANBOOT else ""
+    return f"iseq ${{platform}} efi && sanboot --no-describe --drive 0{path} ||\n{IPXE_DISK_BOOT}"
+
+
+def render_grub_disk_boot(local_disk: str | None) -> str:
+    """Return the last part of a GRUB configuration, which boots from the local disk."""
+    if local_disk == EXIT:
+        return "exit\n"
+    if local_disk in (None, SANBOOT):
+        return GRUB_DISK_BOOT
+    return _CHAINLOAD.format(path=local_disk) + GRUB_DISK_BOOT
+
+
+def render_pxelinux_disk_label(local_disk: str | None) -> str:
+    """Return the PXELINUX label that boots from the local disk."""
+    return PXELINUX_DISK_LABEL.replace("localboot 0", "localboot -1") if local_disk == EXIT else PXELINUX_DISK_LABEL
+
+
+def render_pxelinux_disk_boot(local_disk: str | None) -> str:
+    """Return a complete PXELINUX configuration that boots from the local disk."""
+    return f"default disk\nprompt 0\n{render_pxelinux_disk_label(local_disk)}"
+
+
+class ScriptLoader(StrEnum):
+    """A boot loader that fetches boot scripts. The value of each member occurs in the paths of the loader's scripts."""
+
+    IPXE = "ipxe"
+    GRUB = "grub.cfg"
+    PXELINUX = "pxelinux"
+
+
+def find_loader(path: str) -> ScriptLoader | None:
+    """Return the boot loader that fetches its script from ``path``, or None if boot loaders do not fetch ``path``."""
+    return next((loader for loader in ScriptLoader if loader in path), None)
+
+
+# The first line of boot scripts and the function that renders the commands to boot the disk, by loader.
+_DISK_SCRIPTS: Final = {
+    ScriptLoader.IPXE: ("#!ipxe\n", render_ipxe_disk_boot),
+    ScriptLoader.GRUB: ("", render_grub_disk_boot),
+    ScriptLoader.PXELINUX: ("", render_pxelinux_disk_boot),
+}
+
+
+def render_disk_boot(path: str, machine: str, reason: str, local_disk: str | None = None) -> str | None:
+    """Return a boot script that boots from the local disk, for the loader that fetches ``path``.
+
+    Return None if boot loaders do not fetch ``path``.
+    """
+    loader = find_loader(path)
+    if loader is None:
+        return None
+    first_line, render_boot = _DISK_SCRIPTS[loader]
+    return f"{first_line}{render_disk_comment(machine, reason)}{render_boot(local_disk)}"

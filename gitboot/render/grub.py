@@ -11,13 +11,39 @@ from gitboot.model.scalars import MacAddress, lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import quote_grub_arguments, quote_grub_word, sanitize_grub_text, uses_boot_nic_variable
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import IDLE_REASON, LOADER_ARCHITECTURES, TO_DISK, render_heading
+from gitboot.render.boot_script_parts import IDLE_REASON, LOADER_ARCHITECTURES, TO_DISK, CannotBoot, render_heading
 from gitboot.render.paths import ContentType, File
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 
-_ATTEMPTS: Final = ("1", "2", "3", "4", "5")
+_MAX_ATTEMPTS: Final = 5
+_ATTEMPT_NUMBERS: Final = " ".join(str(number) for number in range(1, _MAX_ATTEMPTS + 1))  # GRUB cannot count
 _PAUSE_S: Final = 5
+NICS: Final = 4  # the number of NICs that the script tries, because GRUB cannot count the NICs of a machine
+# the MAC address of the NIC from which firmware booted GRUB; empty after `net_bootp`
+_FIRMWARE_NIC_MAC: Final = '"$net_default_mac"'
+# After `net_bootp` in the configuration of the loader, the name of a NIC is `efinet0_dhcp` or `efinet0_dhcp6`.
+_NIC_MACS: Final = " ".join(
+    (_FIRMWARE_NIC_MAC, *(f'"$net_efinet{nic}_{suffix}_mac"' for nic in range(NICS) for suffix in ("dhcp", "dhcp6")))
+)
+_OCTET_VARIABLES: Final = ("m1", "m2", "m3", "m4", "m5", "m6")
+# GRUB reserves two words for each `--set`, and exceeds its buffer if there are six single words (GRUB: lib/arg.c,
+# grub_arg_list_alloc).
+_SET_OCTETS: Final = " ".join(f"--set {number}:{name}" for number, name in enumerate(_OCTET_VARIABLES, 1))
+_MATCH_MAC: Final = f"regexp {_SET_OCTETS} '^(..):(..):(..):(..):(..):(..)$'"
+# the MAC address that `_MATCH_MAC` matched
+_HYPHENATED_MAC: Final = "-".join(f"${name}" for name in _OCTET_VARIABLES)
+# The prefix of Debian's signed network GRUB is /grub on the server from which it was loaded.
+SIGNED_GRUB_CHAIN: Final = f"""\
+insmod regexp
+set gitboot_tree=""
+regexp --set 1:gitboot_tree '^(.*)/grub$' "$config_directory"
+for attempt in {_ATTEMPT_NUMBERS}; do
+  configfile "$gitboot_tree/grub.cfg"
+  sleep {_PAUSE_S}
+done
+exit
+"""
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -26,11 +52,12 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     GRUB requests ``grub.cfg-01-<mac>`` by default. Without a plan, the configurations boot from the local disk, so that
     a known machine never boots as an unknown machine.
     """
-    shared = _render_file(decision, plan)
+    shared = _render_server_file(decision, plan)
     needs_boot_nic = uses_boot_nic_variable(shared.content.decode())
     for mac in decision.macs:
-        configuration = _render_file(decision, plan, mac) if needs_boot_nic else shared
-        yield from ((kind.build_path(mac), configuration) for kind in (paths.GRUB_BY_MAC, paths.GRUB_LOOKUP))
+        configuration = _render_server_file(decision, plan, mac) if needs_boot_nic else shared
+        yield paths.GRUB_BY_MAC.build_path(mac), configuration
+        yield paths.GRUB_LOOKUP.build_path(mac), configuration
 
 
 def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterator[tuple[str, File]]:
@@ -41,7 +68,7 @@ def render_idle(decision: Decision, idle_macs: tuple[MacAddress, ...]) -> Iterat
 
 def render_by_uuid(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield ``grub.cfg-<uuid>`` for both byte orders of the UUID."""
-    configuration = _render_file(decision, plan)
+    configuration = _render_server_file(decision, plan)
     yield from ((paths.GRUB_BY_UUID.build_path(uuid), configuration) for uuid in lookup_uuids(decision.uuid))
 
 
@@ -50,23 +77,27 @@ def _render_disk_boot(decision: Decision, reason: str) -> File:
     return File((comment + boot_script_parts.render_grub_disk_boot(decision.local_disk)).encode(), ContentType.TEXT)
 
 
-def _render_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | None = None) -> File:
+def _render_server_file(decision: Decision, plan: BootPlan | None, mac: MacAddress | None = None) -> File:
     """Return the configuration for the MAC address ``mac``.
 
     If ``mac`` is None, GRUB finds the configuration by another identity.
     """
     if plan is None:
         return _render_disk_boot(decision, boot_script_parts.describe_missing_plan(decision))
-    header, disk_boot = render_heading(plan), boot_script_parts.render_grub_disk_boot(plan.local_disk)
+    disk_boot = boot_script_parts.render_grub_disk_boot(plan.local_disk)
     if plan.boot is None:
-        text = f"{header}echo {sanitize_grub_text(f'gitboot: {plan.server} boots its local disk')}\n{disk_boot}"
+        body = _render_messages(f"gitboot: {plan.server} boots its local disk") + disk_boot
     elif (template := plan.boot.entries.get("grub")) is not None:
         boot_nic = _render_boot_nic(mac) if uses_boot_nic_variable(template) else ""
-        text = header + boot_nic + template + ("" if template.endswith("\n") else "\n")
+        body = boot_nic + template + ("" if template.endswith("\n") else "\n")
     else:
-        announcement = sanitize_grub_text(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
-        text = f"{header}echo {announcement}\n{_render_attempts(plan.boot, mac)}{disk_boot}"
-    return File(text.encode(), ContentType.TEXT)
+        announcement = _render_messages(f"gitboot: {plan.server} boots {plan.boot.image} ({plan.phase})")
+        body = announcement + _render_attempts(plan.boot, mac) + disk_boot
+    return File((render_heading(plan) + body).encode(), ContentType.TEXT)
+
+
+def _render_messages(*messages: str) -> str:
+    return "".join(f"echo {sanitize_grub_text(message)}\n" for message in messages)
 
 
 def _render_attempts(boot: Boot, mac: MacAddress | None = None) -> str:
@@ -75,23 +106,84 @@ def _render_attempts(boot: Boot, mac: MacAddress | None = None) -> str:
     With UEFI and Secure Boot, the GRUB of older distributions boots only with the commands ``linuxefi`` and
     ``initrdefi``, which other builds do not have. So the lines first try ``linux``, and then ``linuxefi``. If GRUB does
     not have a command, the command fails before GRUB fetches a file.
+
+    If GRUB cannot boot the image, the lines only show the reason.
     """
-    steps = build_boot_steps(boot)
-    if isinstance(steps, str):
-        return "".join(f"echo {sanitize_grub_text(text)}\n" for text in (f"gitboot: {steps}", TO_DISK))
+    try:
+        steps = _build_boot_steps(boot)
+    except CannotBoot as obstacle:
+        return _render_messages(f"gitboot: {obstacle}", TO_DISK)
     needs_boot_nic = any(map(uses_boot_nic_variable, steps))
-    attempt_lines = _nest_steps(('[ -n "$gitboot_mac" ]', *steps) if needs_boot_nic else steps, "boot")
+    attempt = _nest_steps(['[ -n "$gitboot_mac" ]', *steps] if needs_boot_nic else steps, "boot")
     if any("$efi" in step for step in steps):
-        attempt_lines = ["for efi in '' efi; do", *_indent(attempt_lines), "done"]
-    lines = [
-        *attempt_lines,
-        f'echo "gitboot: attempt $attempt of {len(_ATTEMPTS)} failed. GRUB waits {_PAUSE_S} s."',
+        attempt = ["for efi in '' efi; do", *_indent(attempt), "done"]
+    attempt += [
+        f'echo "gitboot: attempt $attempt of {_MAX_ATTEMPTS} failed. GRUB waits {_PAUSE_S} s."',
         f"sleep {_PAUSE_S}",
     ]
-    text = "\n".join(_indent(lines))
-    failure_line = f'echo "gitboot: all {len(_ATTEMPTS)} attempts failed. Booting the local disk."'
+    lines = [
+        f"for attempt in {_ATTEMPT_NUMBERS}; do",
+        *_indent(attempt),
+        "done",
+        f'echo "gitboot: all {_MAX_ATTEMPTS} attempts failed. Booting the local disk."',
+    ]
     boot_nic = _render_boot_nic(mac) if needs_boot_nic else ""
-    return f"{boot_nic}for attempt in {' '.join(_ATTEMPTS)}; do\n{text}\ndone\n{failure_line}\n"
+    return boot_nic + "".join(f"{line}\n" for line in lines)
+
+
+def _build_boot_steps(boot: Boot) -> list[str]:
+    """Return the commands that load the kernel or the UKI. Raises `CannotBoot`."""
+    if boot.is_direct:
+        if boot.direct_uki is None:
+            raise CannotBoot(f"{boot.image} is an ISO. Only firmware or a BMC can boot it.")
+        return [f"chainloader {_format_device_path(boot.direct_uki)}"]
+    kernel, arguments = _format_device_path(boot.loaded_kernel), quote_grub_arguments(boot.kernel_arguments)
+    steps = [f"linux$efi {kernel} {arguments}".rstrip()]
+    if boot.files.initrds:
+        steps.append("initrd$efi " + " ".join(_format_device_path(initrd) for initrd in boot.files.initrds))
+    return steps
+
+
+def _format_device_path(file: BootFile) -> str:
+    parts = urlsplit(file.url)
+    if parts.scheme != "http":
+        raise CannotBoot(f"the boot files have {parts.scheme} URLs, but GRUB can fetch only over http")
+    path = parts.path + (f"?{parts.query}" if parts.query else "")
+    return quote_grub_word(f"(http,{parts.netloc}){path}")
+
+
+def _nest_steps(steps: list[str], last: str) -> list[str]:
+    """Return lines that run each step only if the previous step succeeded."""
+    if not steps:
+        return [last]
+    return [f"if {steps[0]}; then", *_indent(_nest_steps(steps[1:], last)), "fi"]
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def _render_boot_nic(mac: MacAddress | None) -> str:
+    """Return lines that store the boot NIC's MAC address in two variables.
+
+    One variable contains the address with colons, and the other in the form of `BOOTIF`.
+    """
+    addresses = _NIC_MACS if mac is None else f'{_FIRMWARE_NIC_MAC} "{mac.replace("-", ":")}"'
+    return f"""\
+insmod regexp
+set gitboot_mac=""
+for address in {addresses}; do
+  if [ -z "$gitboot_mac" ]; then
+    if {_MATCH_MAC} "$address"; then
+      set gitboot_mac="$address"
+      set gitboot_bootif="01-{_HYPHENATED_MAC}"
+    fi
+  fi
+done
+if [ -z "$gitboot_mac" ]; then
+  echo "gitboot: GRUB did not find the MAC address of the boot NIC"
+fi
+"""
 
 
 def render_endpoint_request(url: str, fallback: str) -> str | None:
@@ -117,97 +209,7 @@ echo "{boot_script_parts.NO_ANSWER}"
 {fallback}"""
 
 
-class _NotForGrub(Exception):
-    pass
-
-
-def _format_device_path(file: BootFile) -> str:
-    parts = urlsplit(file.url)
-    if parts.scheme != "http":
-        raise _NotForGrub(f"the boot files have {parts.scheme} URLs, but GRUB can fetch only over http")
-    path = parts.path + (f"?{parts.query}" if parts.query else "")
-    return quote_grub_word(f"(http,{parts.netloc}){path}")
-
-
-def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """Return the commands that load the kernel or the UKI. If GRUB cannot boot the image, return the reason instead."""
-    try:
-        if boot.is_direct:
-            if boot.direct_uki is None:
-                return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
-            return (f"chainloader {_format_device_path(boot.direct_uki)}",)
-        kernel, arguments = _format_device_path(boot.loaded_kernel), quote_grub_arguments(boot.kernel_arguments)
-        linux = f"linux$efi {kernel} {arguments}".rstrip()
-        if not boot.files.initrds:
-            return (linux,)
-        return linux, "initrd$efi " + " ".join(_format_device_path(initrd) for initrd in boot.files.initrds)
-    except _NotForGrub as reason:
-        return str(reason)
-
-
-def _nest_steps(steps: tuple[str, ...], last: str) -> list[str]:
-    """Return lines that run each step only if the previous step succeeded."""
-    if not steps:
-        return [last]
-    return [f"if {steps[0]}; then", *_indent(_nest_steps(steps[1:], last)), "fi"]
-
-
-def _indent(lines: list[str]) -> list[str]:
-    return [f"  {line}" for line in lines]
-
-
-NICS: Final = 4  # the number of NICs that the script tries, because GRUB cannot count the NICs of a machine
-_PAIRS: Final = tuple(f"m{number}" for number in range(1, 7))
-# the MAC address of the NIC from which firmware booted GRUB; empty after `net_bootp`
-_DEFAULT_MAC: Final = '"$net_default_mac"'
-_MACS: Final = " ".join(
-    (_DEFAULT_MAC, *(f'"$net_efinet{nic}_{way}_mac"' for nic in range(NICS) for way in ("dhcp", "dhcp6")))
-)
-# GRUB reserves two words for each `--set`, and exceeds its buffer if there are six single words (GRUB: lib/arg.c,
-# grub_arg_list_alloc).
-_IS_MAC: Final = "regexp {} '^(..):(..):(..):(..):(..):(..)$'".format(
-    " ".join(f"--set {number}:{name}" for number, name in enumerate(_PAIRS, 1))
-)
-_MAC: Final = "-".join(f"${name}" for name in _PAIRS)
-
-
-def _render_boot_nic(mac: MacAddress | None) -> str:
-    """Return lines that store the boot NIC's MAC address in two variables.
-
-    One variable contains the address with colons, and the other in the form of `BOOTIF`.
-    """
-    addresses = _MACS if mac is None else f'{_DEFAULT_MAC} "{mac.replace("-", ":")}"'
-    return f"""\
-insmod regexp
-set gitboot_mac=""
-for address in {addresses}; do
-  if [ -z "$gitboot_mac" ]; then
-    if {_IS_MAC} "$address"; then
-      set gitboot_mac="$address"
-      set gitboot_bootif="01-{_MAC}"
-    fi
-  fi
-done
-if [ -z "$gitboot_mac" ]; then
-  echo "gitboot: GRUB did not find the MAC address of the boot NIC"
-fi
-"""
-
-
 # The shared configurations.
-
-
-# The prefix of Debian's signed network GRUB is /grub on the server from which it was loaded.
-SIGNED_GRUB_CHAIN: Final = """\
-insmod regexp
-set gitboot_tree=""
-regexp --set 1:gitboot_tree '^(.*)/grub$' "$config_directory"
-for attempt in 1 2 3 4 5; do
-  configfile "$gitboot_tree/grub.cfg"
-  sleep 5
-done
-exit
-"""
 
 
 def render_shared(decisions: Decisions) -> Iterator[tuple[str, File]]:
@@ -225,33 +227,37 @@ def render_first_configuration(*, by_uuid: bool) -> str:
 
     Without this configuration, GRUB requests ``grub.cfg-01-<mac>`` only over TFTP. ``$net_default_mac`` contains
     colons, but paths in the output tree contain hyphens. The paths are relative to ``grub.cfg``, so that a mirror may
-    use any folder. After ``net_bootp`` in the configuration of the loader, the name of a NIC is ``efinet0_dhcp`` or
-    ``efinet0_dhcp6``.
+    use any folder.
     """
-    find_by_uuid = """\
+    identities = "the MAC addresses"
+    load_smbios = find_by_uuid = ""
+    if by_uuid:
+        identities = "the MAC addresses and then the system UUID"
+        load_smbios = "insmod smbios\n"
+        find_by_uuid = """\
   if smbios --type 1 --get-uuid 8 --set=uuid; then
     configfile "$tree/grub.cfg-$uuid"
   fi
 """
     return f"""\
 # gitboot: this script looks up the boot script of the machine
-# It uses the MAC addresses{" and then the system UUID" if by_uuid else ""}.
+# It uses {identities}.
 insmod regexp
-{"insmod smbios" + chr(10) if by_uuid else ""}set tree="$config_directory"
+{load_smbios}set tree="$config_directory"
 for lookup in 1 2 3; do
-  for address in {_MACS}; do
-    if {_IS_MAC} "$address"; then
-      configfile "$tree/v1/boot/{_MAC}/grub.cfg"
-      configfile "$tree/grub.cfg-01-{_MAC}"
+  for address in {_NIC_MACS}; do
+    if {_MATCH_MAC} "$address"; then
+      configfile "$tree/v1/boot/{_HYPHENATED_MAC}/grub.cfg"
+      configfile "$tree/grub.cfg-01-{_HYPHENATED_MAC}"
     fi
   done
-{find_by_uuid if by_uuid else ""}  sleep 2
+{find_by_uuid}  sleep 2
 done
 {boot_script_parts.UNKNOWN_REQUEST_COMMENT}
 set who=""
 if regexp '^.http' "$tree"; then
-  if {_IS_MAC} "$net_default_mac"; then
-    set who="?mac={_MAC}"
+  if {_MATCH_MAC} {_FIRMWARE_NIC_MAC}; then
+    set who="?mac={_HYPHENATED_MAC}"
   fi
 fi
 configfile "$tree/unknown.grub.cfg$who"
@@ -260,10 +266,11 @@ echo "{boot_script_parts.NO_BOOT_SCRIPT}"
 
 
 def _render_unknown(boots: Mapping[Architecture, Boot] | None) -> str:
-    bodies = []
+    lines: list[str] = []
     for architecture, boot in sorted((boots or {}).items()):
         condition = " -o ".join(f'"$grub_cpu" = {cpu}' for cpu in LOADER_ARCHITECTURES[architecture])
-        announcement = sanitize_grub_text(f"gitboot: this machine is unknown. It boots {boot.image}.")
-        body = "\n".join(_indent(f"echo {announcement}\n{_render_attempts(boot)}".splitlines()))
-        bodies.append(f"if [ {condition} ]; then\n{body}\nfi\n")
-    return f"{boot_script_parts.UNKNOWN_COMMENT}{''.join(bodies)}{boot_script_parts.GRUB_DISK_BOOT}"
+        announcement = _render_messages(f"gitboot: this machine is unknown. It boots {boot.image}.")
+        body = (announcement + _render_attempts(boot)).splitlines()
+        lines += [f"if [ {condition} ]; then", *_indent(body), "fi"]
+    text = "".join(f"{line}\n" for line in lines)
+    return f"{boot_script_parts.UNKNOWN_COMMENT}{text}{boot_script_parts.GRUB_DISK_BOOT}"

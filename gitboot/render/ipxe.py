@@ -9,100 +9,14 @@ from gitboot.model.scalars import lookup_uuids
 from gitboot.model.server import Architecture
 from gitboot.quoting import check_ipxe_url, quote_ipxe_arguments, sanitize_ipxe_text
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import IDENTITY_QUERY, LOADER_ARCHITECTURES, TO_DISK, render_heading
+from gitboot.render.boot_script_parts import IDENTITY_QUERY, LOADER_ARCHITECTURES, TO_DISK, CannotBoot, render_heading
 from gitboot.render.paths import ContentType, File, PathKind
 from gitboot.resolve.server_decision import Boot, BootFile, BootFiles, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
 
-_ATTEMPTS: Final = 5
+_MAX_ATTEMPTS: Final = 5
 _PAUSE_S: Final = 5
-
-
-def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the iPXE scripts of a server for each MAC address, and for both byte orders of the UUID.
-
-    Without a plan, the scripts boot from the local disk, so that a known machine never boots as an unknown machine.
-    """
-    script = _render_file(decision, plan)
-    yield from ((paths.IPXE_BY_MAC.build_path(mac), script) for mac in decision.macs)
-    yield from ((paths.IPXE_BY_UUID.build_path(uuid), script) for uuid in lookup_uuids(decision.uuid))
-
-
-def build_mac_renderer(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
-    """Return a function that renders a boot script for each boot interface, at paths of these kinds."""
-
-    def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-        script = _render_file(decision, plan)
-        yield from ((kind.build_path(mac), script) for kind in kinds for mac in decision.macs)
-
-    return render
-
-
-def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield ``ipxe/serial/<serial>`` if the serial number of the server can identify it."""
-    if decision.serial is None:
-        return
-    script = _render_file(decision, plan)
-    if plan is not None and plan.boot is not None and plan.boot.fetches_by_uuid:
-        # A machine fetches this script only if the UUID of the machine differs from the UUID in the document.
-        messages = (
-            f"gitboot: iPXE found {plan.server} by serial number, but not by UUID",
-            "gitboot: the image fetches its user data by UUID",
-            f"gitboot: check the UUID of Server/{plan.server}. Booting the local disk.",
-        )
-        disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
-        script = File(
-            f"#!ipxe\n{render_heading(plan)}{_render_messages(*messages)}{disk_boot}".encode(), ContentType.TEXT
-        )
-    yield paths.IPXE_BY_SERIAL.build_path(decision.serial), script
-
-
-def _render_file(decision: Decision, plan: BootPlan | None) -> File:
-    disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
-    boot = plan.boot if plan is not None else None
-    if plan is None:
-        reason = boot_script_parts.describe_missing_plan(decision)
-        text = boot_script_parts.render_disk_comment(decision.server, reason) + disk_boot
-    elif boot is None:
-        text = render_heading(plan) + _render_messages(f"gitboot: {plan.server} boots its local disk") + disk_boot
-    elif plan.is_withheld_from_ipxe:
-        messages = _render_messages(f"gitboot: a signature of {boot.image} is missing", TO_DISK)
-        text = render_heading(plan) + messages + disk_boot
-    elif (template := boot.entries.get("ipxe")) is not None:  # a template from the fleet, without its first line
-        first, _, rest = template.partition("\n")
-        body = rest if first.strip() == "#!ipxe" else template
-        text = render_heading(plan) + body + ("" if body.endswith("\n") else "\n")
-    else:
-        announcement = _render_messages(f"gitboot: {plan.server} boots {boot.image} ({plan.phase})")
-        text = f"{render_heading(plan)}{announcement}{_render_attempts(build_boot_steps(boot))}{disk_boot}"
-    return File(f"#!ipxe\n{text}".encode(), ContentType.TEXT)
-
-
-def _render_messages(*messages: str) -> str:
-    return "".join(f"echo {sanitize_ipxe_text(message)}\n" for message in messages)
-
-
-def build_boot_steps(boot: Boot) -> tuple[str, ...] | str:
-    """Return the commands of a boot, each of which may fail.
-
-    If iPXE cannot boot the image, return the reason instead.
-    """
-    if boot.is_direct:
-        if (uki := boot.direct_uki) is None:
-            return f"{boot.image} is an ISO. Only firmware or a BMC can boot it."
-        if uki.url not in boot.files.loader_signatures:
-            return (f"kernel {check_ipxe_url(uki.url)}", "boot")
-        return (f"kernel --name uki {check_ipxe_url(uki.url)}", *_build_verify_command("uki", uki, boot.files), "boot")
-    files, kernel = boot.files, boot.loaded_kernel
-    names = [f"initrd{number}" for number in range(len(files.initrds))]
-    arguments = quote_ipxe_arguments((*(f"initrd={name}" for name in names), *boot.kernel_arguments))
-    steps = [f"kernel --name kernel {check_ipxe_url(kernel.url)} {arguments}".rstrip()]
-    steps += _build_verify_command("kernel", kernel, files)
-    for name, initrd in zip(names, files.initrds, strict=True):
-        steps += [f"initrd --name {name} {check_ipxe_url(initrd.url)}", *_build_verify_command(name, initrd, files)]
-    return (*steps, "boot")
-
-
+_FIRST_BYTE_MS: Final = 8000  # the maximum wait for the first byte of the endpoint's response
 _VERIFIER: Final = "${gitboot-verify}"  # The command `imgverify`, or `echo` if this iPXE does not have `imgverify`.
 # `imgtrust` makes `boot` reject a kernel that no signature covers. `imgtrust` does not apply to initrds, so `imgverify`
 # verifies each file. An iPXE that was built without IMAGE_TRUST_CMD does not have these two commands, and boots the
@@ -114,39 +28,127 @@ iseq ${gitboot-verify} echo && echo gitboot: this iPXE has no imgverify. It boot
 """
 
 
-def _build_verify_command(name: str, file: BootFile, files: BootFiles) -> tuple[str, ...]:
-    """Return the command that verifies a loaded file, or an empty tuple if the file has no signature for iPXE."""
-    signature = files.loader_signatures.get(file.url)
-    return (f"{_VERIFIER} {name} {check_ipxe_url(signature)}",) if signature is not None else ()
+def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """Yield the iPXE scripts of a server for each MAC address, and for both byte orders of the UUID.
 
-
-def _render_attempts(steps: tuple[str, ...] | str, label: str = "") -> str:
-    """Return lines that try the steps several times. If every attempt fails, iPXE continues after these lines.
-
-    If ``steps`` is the reason why iPXE cannot boot the image, the lines only show that reason.
+    Without a plan, the scripts boot from the local disk, so that a known machine never boots as an unknown machine.
     """
-    if isinstance(steps, str):
-        return _render_messages(f"gitboot: {steps}", TO_DISK)
+    script = _render_server_script(decision, plan)
+    yield from ((paths.IPXE_BY_MAC.build_path(mac), script) for mac in decision.macs)
+    yield from ((paths.IPXE_BY_UUID.build_path(uuid), script) for uuid in lookup_uuids(decision.uuid))
+
+
+def build_mac_renderer(*kinds: PathKind) -> Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]:
+    """Return a function that renders a boot script for each boot interface, at paths of these kinds."""
+
+    def render_by_mac(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+        script = _render_server_script(decision, plan)
+        yield from ((kind.build_path(mac), script) for kind in kinds for mac in decision.macs)
+
+    return render_by_mac
+
+
+def render_by_serial(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """Yield ``ipxe/serial/<serial>`` if the serial number of the server can identify it."""
+    if decision.serial is None:
+        return
+    script = _render_server_script(decision, plan)
+    if plan is not None and plan.boot is not None and plan.boot.fetches_by_uuid:
+        # A machine fetches this script only if the UUID of the machine differs from the UUID in the document.
+        messages = _render_messages(
+            f"gitboot: iPXE found {plan.server} by serial number, but not by UUID",
+            "gitboot: the image fetches its user data by UUID",
+            f"gitboot: check the UUID of Server/{plan.server}. Booting the local disk.",
+        )
+        disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
+        script = _make_script(render_heading(plan) + messages + disk_boot)
+    yield paths.IPXE_BY_SERIAL.build_path(decision.serial), script
+
+
+def _render_server_script(decision: Decision, plan: BootPlan | None) -> File:
+    disk_boot = boot_script_parts.render_ipxe_disk_boot(decision.local_disk)
+    if plan is None:
+        reason = boot_script_parts.describe_missing_plan(decision)
+        return _make_script(boot_script_parts.render_disk_comment(decision.server, reason) + disk_boot)
+    boot = plan.boot
+    if boot is None:
+        body = _render_messages(f"gitboot: {plan.server} boots its local disk") + disk_boot
+    elif plan.is_withheld_from_ipxe:
+        body = _render_messages(f"gitboot: a signature of {boot.image} is missing", TO_DISK) + disk_boot
+    elif (template := boot.entries.get("ipxe")) is not None:
+        first_line, _, rest = template.partition("\n")
+        body = rest if first_line.strip() == "#!ipxe" else template
+        if not body.endswith("\n"):
+            body += "\n"
+    else:
+        announcement = _render_messages(f"gitboot: {plan.server} boots {boot.image} ({plan.phase})")
+        body = announcement + _render_attempts(boot) + disk_boot
+    return _make_script(render_heading(plan) + body)
+
+
+def _make_script(body: str) -> File:
+    return File(f"#!ipxe\n{body}".encode(), ContentType.TEXT)
+
+
+def _render_messages(*messages: str) -> str:
+    return "".join(f"echo {sanitize_ipxe_text(message)}\n" for message in messages)
+
+
+def _render_attempts(boot: Boot, label: str = "") -> str:
+    """Return lines that try the boot several times. If every attempt fails, iPXE continues after these lines.
+
+    ``label`` makes the labels of these lines unique in their script. If iPXE cannot boot the image, the lines only show
+    the reason.
+    """
+    try:
+        steps = _build_boot_steps(boot)
+    except CannotBoot as obstacle:
+        return _render_messages(f"gitboot: {obstacle}", TO_DISK)
     attempt_lines = "".join(f"{step} || goto failed{label}\n" for step in steps)
-    is_verified = any(step.startswith(_VERIFIER) for step in steps)
-    trust, distrust = (_TRUST_ONLY_SIGNED, "imgtrust --allow ||\n") if is_verified else ("", "")
+    trust = distrust = ""
+    if any(step.startswith(_VERIFIER) for step in steps):
+        trust, distrust = _TRUST_ONLY_SIGNED, "imgtrust --allow ||\n"
     return f"""\
 {trust}set attempt:int32 1
 :try{label}
 imgfree
 {attempt_lines}:failed{label}
-iseq ${{attempt}} {_ATTEMPTS} && goto disk{label} ||
-echo gitboot: attempt ${{attempt}} of {_ATTEMPTS} failed. iPXE tries again in {_PAUSE_S} s.
+iseq ${{attempt}} {_MAX_ATTEMPTS} && goto disk{label} ||
+echo gitboot: attempt ${{attempt}} of {_MAX_ATTEMPTS} failed. iPXE tries again in {_PAUSE_S} s.
 sleep {_PAUSE_S}
 inc attempt
 goto try{label}
 :disk{label}
 imgfree
-{distrust}echo gitboot: all {_ATTEMPTS} attempts failed. Booting the local disk.
+{distrust}echo gitboot: all {_MAX_ATTEMPTS} attempts failed. Booting the local disk.
 """
 
 
-_ANSWER_MS: Final = 8000  # the maximum wait for the first byte of the response
+def _build_boot_steps(boot: Boot) -> list[str]:
+    """Return the commands of a boot, each of which may fail. Raises `CannotBoot`."""
+    files = boot.files
+    if boot.is_direct:
+        if (uki := boot.direct_uki) is None:
+            raise CannotBoot(f"{boot.image} is an ISO. Only firmware or a BMC can boot it.")
+        if uki.url not in files.loader_signatures:
+            return [f"kernel {check_ipxe_url(uki.url)}", "boot"]
+        return [f"kernel --name uki {check_ipxe_url(uki.url)}", *_build_verify_steps("uki", uki, files), "boot"]
+    kernel = boot.loaded_kernel
+    initrds = {f"initrd{number}": initrd for number, initrd in enumerate(files.initrds)}
+    arguments = quote_ipxe_arguments((*(f"initrd={name}" for name in initrds), *boot.kernel_arguments))
+    steps = [f"kernel --name kernel {check_ipxe_url(kernel.url)} {arguments}".rstrip()]
+    steps += _build_verify_steps("kernel", kernel, files)
+    for name, initrd in initrds.items():
+        steps.append(f"initrd --name {name} {check_ipxe_url(initrd.url)}")
+        steps += _build_verify_steps(name, initrd, files)
+    steps.append("boot")
+    return steps
+
+
+def _build_verify_steps(name: str, file: BootFile, files: BootFiles) -> list[str]:
+    """Return the command that verifies a loaded file. The list is empty if the file has no signature for iPXE."""
+    signature = files.loader_signatures.get(file.url)
+    return [f"{_VERIFIER} {name} {check_ipxe_url(signature)}"] if signature is not None else []
 
 
 def render_endpoint_request(url: str, fallback: str) -> str:
@@ -162,7 +164,7 @@ def render_endpoint_request(url: str, fallback: str) -> str:
 {boot_script_parts.render_endpoint_comment(sanitize_ipxe_text(url))}
 isset ${{gitboot-asked}} && goto gitboot-otherwise ||
 set gitboot-asked 1
-imgfetch --timeout {_ANSWER_MS} --name answer {request} && goto gitboot-answer ||
+imgfetch --timeout {_FIRST_BYTE_MS} --name answer {request} && goto gitboot-answer ||
 :gitboot-otherwise
 echo {boot_script_parts.NO_ANSWER}
 {fallback_body}exit 0
@@ -235,14 +237,11 @@ def _render_unknown(boots: Mapping[Architecture, Boot] | None) -> str:
     header = f"#!ipxe\n{boot_script_parts.UNKNOWN_COMMENT}"
     if boots is None:
         return header + boot_script_parts.IPXE_DISK_BOOT
-    choices, bodies = [], []
+    choices = bodies = ""
     for architecture, boot in sorted(boots.items()):
-        choices += [
-            f"iseq ${{buildarch}} {build} && goto {architecture} ||\n" for build in LOADER_ARCHITECTURES[architecture]
-        ]
-        text = _render_messages(f"gitboot: this machine is unknown. It boots {boot.image}.")
-        text += _render_attempts(build_boot_steps(boot), f"_{architecture}")
-        bodies.append(f":{architecture}\n{text}goto local_disk\n")
-    return (
-        f"{header}{''.join(choices)}goto local_disk\n{''.join(bodies)}:local_disk\n{boot_script_parts.IPXE_DISK_BOOT}"
-    )
+        for build_architecture in LOADER_ARCHITECTURES[architecture]:
+            choices += f"iseq ${{buildarch}} {build_architecture} && goto {architecture} ||\n"
+        announcement = _render_messages(f"gitboot: this machine is unknown. It boots {boot.image}.")
+        attempts = _render_attempts(boot, f"_{architecture}")
+        bodies += f":{architecture}\n{announcement}{attempts}goto local_disk\n"
+    return f"{header}{choices}goto local_disk\n{bodies}:local_disk\n{boot_script_parts.IPXE_DISK_BOOT}"

@@ -19,10 +19,13 @@ from gitboot.quoting import (
     sanitize_ipxe_text,
 )
 from gitboot.render import boot_script_parts, paths
-from gitboot.render.boot_script_parts import IDLE_REASON, TO_DISK, render_heading
+from gitboot.render.boot_script_parts import IDLE_REASON, TO_DISK, CannotBoot, render_heading
 from gitboot.render.paths import ContentType, File
 from gitboot.resolve.server_decision import Boot, BootFile, Decision, Decisions
 from gitboot.resolve.server_plan import BootPlan
+
+# With `sysappend 2`, PXELINUX adds this argument at the end of the line (syslinux: doc/syslinux.txt, SYSAPPEND).
+_BOOTIF: Final = f"BOOTIF={BOOT_NIC_BOOTIF}"
 
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -30,7 +33,8 @@ def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, Fil
     if plan is None:
         text = _render_disk_boot(decision, boot_script_parts.describe_missing_plan(decision))
     else:
-        announcement = f"{plan.server} boots {f'{plan.boot.image} ({plan.phase})' if plan.boot else 'its local disk'}"
+        target = f"{plan.boot.image} ({plan.phase})" if plan.boot is not None else "its local disk"
+        announcement = f"{plan.server} boots {target}"
         text = render_heading(plan) + _render_configuration(plan.boot, announcement, plan.local_disk)
     for mac in decision.macs:  # PXELINUX uses the file for the NIC from which it was booted
         yield paths.PXELINUX.build_path(mac), File(fill_boot_nic(text, mac).encode(), ContentType.TEXT)
@@ -76,45 +80,42 @@ def _render_disk_boot(decision: Decision, reason: str) -> str:
 def _render_configuration(
     boot: Boot | None, announcement: str, local_disk: str | None = None, *, is_shared: bool = False
 ) -> str:
+    """Return the configuration of a boot. If there is no boot, or PXELINUX cannot boot the image, boot the disk."""
     announcement_line = _render_messages(f"gitboot: {announcement}") if announcement else ""
     disk_boot = boot_script_parts.render_pxelinux_disk_boot(local_disk)
     if boot is None:
         return announcement_line + disk_boot
     try:
-        label = "".join(f"  {step}\n" for step in _build_steps(boot, is_shared=is_shared))
-    except _NotForPxelinux as reason:
-        return f"{announcement_line}{_render_messages(f'gitboot: {reason}', TO_DISK)}{disk_boot}"
+        steps = list(_build_boot_steps(boot, is_shared=is_shared))
+    except CannotBoot as obstacle:
+        return announcement_line + _render_messages(f"gitboot: {obstacle}", TO_DISK) + disk_boot
+    label_lines = "".join(f"  {step}\n" for step in steps)
     disk_label = boot_script_parts.render_pxelinux_disk_label(local_disk)
-    return f"{announcement_line}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label}{disk_label}"
+    return f"{announcement_line}default gitboot\nprompt 0\nonerror disk\nlabel gitboot\n{label_lines}{disk_label}"
 
 
 def _render_messages(*messages: str) -> str:
     return "".join(f"say {sanitize_ipxe_text(message)}\n" for message in messages)
 
 
-class _NotForPxelinux(Exception):
-    pass
+def _build_boot_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
+    """Yield the lines of a label. Raises `CannotBoot`.
 
-
-# PXELINUX adds this argument at the end of the line (syslinux: doc/syslinux.txt, SYSAPPEND).
-_BOOTIF: Final = f"BOOTIF={BOOT_NIC_BOOTIF}"
-
-
-def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
-    """Yield the lines of a label. A shared file contains no MAC address, but PXELINUX can add it as ``BOOTIF``."""
+    A shared file contains no MAC address, but PXELINUX can add the MAC address as ``BOOTIF``.
+    """
     if boot.is_direct:
-        raise _NotForPxelinux(f"PXELINUX cannot boot {boot.image}. Firmware boots it directly.")
+        raise CannotBoot(f"PXELINUX cannot boot {boot.image}. Firmware boots it directly.")
     yield f"linux {_check_url(boot.loaded_kernel)}"
     if initrds := [_check_url(initrd) for initrd in boot.files.initrds]:
         if any("," in url for url in initrds):
-            raise _NotForPxelinux("PXELINUX cannot fetch an initrd whose URL contains a comma")
+            raise CannotBoot("PXELINUX cannot fetch an initrd whose URL contains a comma")
         yield f"initrd {','.join(initrds)}"
     arguments = boot.kernel_arguments
     if is_shared and _BOOTIF in arguments:
         arguments = tuple(each for each in arguments if each != _BOOTIF)
         yield "sysappend 2"
     if is_shared and any(map(has_boot_nic_placeholder, arguments)):
-        raise _NotForPxelinux("PXELINUX can pass an unknown machine's boot NIC only as BOOTIF")
+        raise CannotBoot("PXELINUX can pass an unknown machine's boot NIC only as BOOTIF")
     if arguments:
         yield f"append {build_command_line(arguments)}"
 
@@ -122,5 +123,5 @@ def _build_steps(boot: Boot, *, is_shared: bool) -> Iterator[str]:
 def _check_url(file: BootFile) -> str:
     scheme = urlsplit(file.url).scheme
     if scheme != "http":
-        raise _NotForPxelinux(f"the boot files have {scheme} URLs, but PXELINUX can fetch only over http")
+        raise CannotBoot(f"the boot files have {scheme} URLs, but PXELINUX can fetch only over http")
     return file.url
