@@ -114,8 +114,7 @@ class ServerState(Struct, frozen=True, kw_only=True):
     @property
     def transition(self) -> datetime | None:
         """The next instant at which the plan changes by itself or gitboot must render the server again."""
-        dues = (self.later[0][0] if self.later else None, self.refresh_at)
-        return min((due for due in dues if due is not None), default=None)
+        return _find_earliest(self.later[0][0] if self.later else None, self.refresh_at)
 
     @property
     def installs_at(self) -> datetime | None:
@@ -135,8 +134,8 @@ class ServerState(Struct, frozen=True, kw_only=True):
     @property
     def tokens(self) -> frozenset[Digest]:
         """The tokens of the current and later plans, with which the machine fetches user data and sends reports."""
-        plans = [each for each in (self.plan, *(planned for _, planned in self.later)) if each is not None]
-        tokens = (self.decision.token, *(each.token for each in plans), *(each.data for each in plans))
+        plans = [plan for plan in (self.plan, *(later_plan for _, later_plan in self.later)) if plan is not None]
+        tokens = (self.decision.token, *(plan.token for plan in plans), *(plan.data for plan in plans))
         return frozenset(token for token in tokens if token is not None)
 
     def is_current(
@@ -163,6 +162,10 @@ class ServerState(Struct, frozen=True, kw_only=True):
         )
 
 
+def _find_earliest(*times: datetime | None) -> datetime | None:
+    return min((time for time in times if time is not None), default=None)
+
+
 class RenderedState(ServerState, frozen=True, kw_only=True):
     """A server state and all files of the server."""
 
@@ -172,21 +175,22 @@ class RenderedState(ServerState, frozen=True, kw_only=True):
     @property
     def evidence_digests(self) -> dict[str, Digest]:
         """By path, the plan digest or the report token for which a completed GET is evidence."""
-        return {
-            path: Digest(version.digest)
-            for path, (version, *_) in self.published.paths.items()
-            if version.since is None
-            and version.digest is not None
-            and version.role is not Role.OFFER
+        digests: dict[str, Digest] = {}
+        for path, versions in self.published.paths.items():
+            current = versions[0]
+            if current.since is not None or current.digest is None or current.role is Role.OFFER:
+                continue
             # Some scripts in the tree only query an endpoint. A fetch of such a script is not evidence.
-            and path in self.files
-            and self.files[path].sha256 == version.content
-        }
+            if path in self.files and self.files[path].sha256 == current.content:
+                digests[path] = Digest(current.digest)
+        return digests
 
 
 # The number of transitions that gitboot plans ahead. So an endpoint can begin and end the next windows even if the
 # instance is slow or does not run.
 TRANSITIONS_AHEAD: Final = 4
+_HOUR: Final = timedelta(hours=1)
+_QUARTER: Final = timedelta(minutes=15)
 
 
 def build_server_state(
@@ -220,20 +224,21 @@ def plan_server(
     closed. The plans do not offer boots that need one of the ``absent`` files.
     """
     remaining = drop_ended_windows(decision, latest_clock)
-    now = make_plan(remaining, at, record, stop=stop, absent=absent)
-    later: list[tuple[datetime, BootPlan | None]] = []
-    last, since = now, at
-    while len(later) < TRANSITIONS_AHEAD or (last is not None and last.maintenance is not None):
-        next_transition = last.next_transition if last is not None else None
-        if last is None:
+    current_plan = make_plan(remaining, at, record, stop=stop, absent=absent)
+    later_plans: list[tuple[datetime, BootPlan | None]] = []
+    last_plan, since = current_plan, at
+    while len(later_plans) < TRANSITIONS_AHEAD or (last_plan is not None and last_plan.maintenance is not None):
+        if last_plan is not None:
+            next_transition = last_plan.next_transition
+        else:
             next_transition = find_next_transition(remaining, since, record, stop=stop, absent=absent)
         if next_transition is None:
             break
-        last, since = make_plan(remaining, next_transition, record, stop=stop, absent=absent), next_transition
-        later.append((since, last))
-    later, refresh_at = _limit_open_maintenance(remaining, now, later, at, stop, absent)
-    if (progress := install_progress(record, at)) is not None and progress.until is not None:
-        refresh_at = min(filter(None, (refresh_at, progress.until)))
+        last_plan = make_plan(remaining, next_transition, record, stop=stop, absent=absent)
+        since = next_transition
+        later_plans.append((since, last_plan))
+    later_plans, refresh_at = _limit_open_maintenance(remaining, current_plan, later_plans, at, stop, absent)
+    progress = install_progress(record, at)
     state = ServerState(
         decision=decision,
         record=record,
@@ -241,17 +246,14 @@ def plan_server(
         stop=stop,
         absent=absent,
         at=at,
-        plan=now,
-        later=tuple(later),
-        refresh_at=refresh_at,
+        plan=current_plan,
+        later=tuple(later_plans),
+        refresh_at=_find_earliest(refresh_at, progress.until if progress is not None else None),
     )
-    if (key_change_at := keys.find_next_change(at)) is None or not state.tokens:
+    key_change_at = keys.find_next_change(at)
+    if key_change_at is None or not state.tokens:
         return state
-    return structs.replace(state, refresh_at=min(filter(None, (refresh_at, key_change_at))))
-
-
-_HOUR: Final = timedelta(hours=1)
-_QUARTER: Final = timedelta(minutes=15)
+    return structs.replace(state, refresh_at=_find_earliest(state.refresh_at, key_change_at))
 
 
 def _limit_open_maintenance(
@@ -281,7 +283,7 @@ def _limit_open_maintenance(
 def plan_stopped_server(state: ServerState, keys: TokenKeys) -> ServerState:
     """Return the server's state while all network boots are stopped. In this state, the server boots from its disk."""
     return plan_server(
-        *(state.decision, state.record, state.at, state.details, StopScope.ALL), keys=keys, absent=state.absent
+        state.decision, state.record, state.at, state.details, StopScope.ALL, keys=keys, absent=state.absent
     )
 
 
@@ -297,8 +299,9 @@ def use_fallback_plans(
         if plan is None or plan.boot is None or may_offer(plan):
             return plan
         fallback = make_fallback_plan(state.decision, plan, state.stop, state.absent)
-        keeps_user_data = fallback.boot is None and plan.data in tokens
-        return replace(fallback, data=plan.data, user_data=plan.user_data) if keeps_user_data else fallback
+        if fallback.boot is None and plan.data in tokens:
+            return replace(fallback, data=plan.data, user_data=plan.user_data)
+        return fallback
 
     return structs.replace(
         state, plan=choose_plan(state.plan), later=tuple((since, choose_plan(plan)) for since, plan in state.later)
@@ -311,45 +314,33 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
     The files include the files of later plans, so that all files exist at each transition. Plans contain the tokens
     from decisions. In the files for machines, published names made with ``keys`` replace these tokens.
     """
-    decision, record, details, now = state.decision, state.record, state.details, state.plan
+    decision, details = state.decision, state.details
     names = keys.build_names(state.tokens, state.at)
-    renderings = [_render_plan(decisions, state, since, each, names) for since, each in ((None, now), *state.later)]
-    stored_files = {path: file for each in renderings for path, file in each.files.items() if _is_separate_file(path)}
+    plans = ((None, state.plan), *state.later)
+    renderings = [_render_plan(decisions, state, since, plan, names) for since, plan in plans]
     idle_files = render_idle_files(decisions.outputs, decision, details.idle_macs)
-    end = _find_window_end(decisions, state, renderings, names)
-    stored_files |= {path: file for path, file in end.new_files.items() if is_content(path)} if end is not None else {}
+    window_end = _find_window_end(decisions, state, renderings, names)
+    stored_files = _collect_stored_files(renderings, window_end)
+    listing = _build_listing(decision.server, renderings, window_end, {**stored_files, **idle_files})
     files = {**stored_files, **renderings[0].tree_files, **idle_files}
-    path_versions = _build_versions(renderings, idle_files)
-    facts = {
-        **{name: value for name, value in build_summary(decision, now, {}, state.progress).items() if name != "files"},
-        "site": details.site,
-        "role": details.labels.get("role"),
-        "labels": dict(details.labels),
-        "step": install_step(decision, record),
-        "provisioned": make_record_fields(record) if record is not None else None,
-        "drift": find_drift(decision, record),
-    }
-    plan_document = build_plan_document(decision, now)
-    listed = build_file_versions([(each.since, each.tree_files) for each in renderings]) | build_file_versions(
-        [(None, {**stored_files, **idle_files})]
-    )
-    listing = Listing(
-        server=decision.server,
-        files=dict(sorted(listed.items())),
-        end=build_window_end(end.since, renderings[0].tree_files, end.new_files) if end is not None else None,
-    )
     files[listing_path(decision.server)] = File(render_listing(listing), ContentType.JSON)
+    summary, plan_document = _build_state_summary(state), build_plan_document(decision, state.plan)
     if Output.PAGES in decisions.outputs:
-        files |= [render_server_data(facts, plan_document, now, state.later, details.machine, details.source)]
+        path, page_file = render_server_data(
+            summary, plan_document, state.plan, state.later, details.machine, details.source
+        )
+        files[path] = page_file
+    path_versions = _build_versions(renderings, idle_files)
+    contents = _collect_contents(renderings, stored_files)
+    contents |= {file.sha256: file.content.decode() for file in idle_files.values()}
     published = PublishedServer(
         server=decision.server,
         identities=tuple(sorted(set(_list_identities(decisions, decision, details, path_versions)))),
         shows=_list_firmware_identities(decision, details.machine),
-        summary=facts,
+        summary=summary,
         plan=plan_document,
         files={path: ListedFile(file.sha256, len(file.content)) for path, file in sorted(files.items())},
-        contents=_collect_contents(renderings, stored_files)
-        | {each.sha256: each.content.decode() for each in idle_files.values()},
+        contents=contents,
         paths=path_versions,
     )
     return RenderedState(
@@ -357,6 +348,21 @@ def render_server(state: ServerState, decisions: Decisions, keys: TokenKeys) -> 
         files={**files, state_path(decision.server): File(endpoint_files.render_state(published), ContentType.JSON)},
         published=published,
     )
+
+
+def _build_state_summary(state: ServerState) -> dict[str, Any]:
+    """Return the plan in the form of the API, without files, and the facts about the server and its installation."""
+    plan_summary = build_summary(state.decision, state.plan, {}, state.progress)
+    del plan_summary["files"]
+    return {
+        **plan_summary,
+        "site": state.details.site,
+        "role": state.details.labels.get("role"),
+        "labels": dict(state.details.labels),
+        "step": install_step(state.decision, state.record),
+        "provisioned": make_record_fields(state.record) if state.record is not None else None,
+        "drift": find_drift(state.decision, state.record),
+    }
 
 
 class _Rendering(NamedTuple):
@@ -387,31 +393,28 @@ class _Rendering(NamedTuple):
 def _render_plan(
     decisions: Decisions, server: ServerState, since: datetime | None, plan: BootPlan | None, names: PublishedNames
 ) -> _Rendering:
-    decision, stop, machine = server.decision, server.stop, server.details.machine
+    decision, stop = server.decision, server.stop
     files = _render_named_files(decisions, decision, plan, names)
     policy_files: Mapping[str, File] = {}  # the files of the boot that the policy selects without maintenances
-    if plan is not None and (plan.writes_disk or needs_endpoint_query(decision, plan, stop)):
+    writes_disk = plan is not None and plan.writes_disk
+    if plan is not None and (writes_disk or needs_endpoint_query(decision, plan, stop)):
         # If an endpoint may withhold a boot, there must be a script that boots the disk, even for a restricted server.
         # The script that queries an endpoint ends with this script.
         unrestricted = replace(decision, restrict=False) if decision.restrict else decision
         fallback_plan = make_fallback_plan(decision, plan, stop, server.absent)
-        if not plan.writes_disk:
+        if not writes_disk:
             fallback_plan = replace(fallback_plan, cause=Cause.POLICIES_ALONE)
         policy_files = _render_named_files(decisions, unrestricted, fallback_plan, names)
-    writes_disk = plan is not None and plan.writes_disk
     is_once = plan is not None and plan.key is not None and writes_disk
-    # A DHCP server may fetch this path any number of times. Only a BMC, a boot script, or a system that fetches its
-    # user data shows that the firmware has booted.
-    boot = plan.boot if plan is not None and is_once and (machine is None or machine.bmc is None) else None
-    if boot is not None and boot.is_direct and not boot.fetches_by_uuid:
+    if plan is not None and is_once and _is_undetectable(server, plan):
         files.pop(HTTP_BOOT.build_path(decision.uuid), None)
-    tree_files = select_copy_files(decision, plan, stop, files, policy_files)
+    copy_files = select_copy_files(decision, plan, stop, files, policy_files)
     return _Rendering(
         since=since,
         files=files,
         fallback_files=policy_files if writes_disk else {},
         plan=plan,
-        tree_files={path: file for path, file in tree_files.items() if find_non_script_kind(path) is not SECRET},
+        tree_files={path: file for path, file in copy_files.items() if find_non_script_kind(path) is not SECRET},
         query_scripts=render_query_scripts(decision, files, policy_files) if is_once else {},
         in_copies=decision.copies.one_time_boots,
         base_url=decisions.base_url if decision.base_url == decisions.base_url else None,
@@ -419,6 +422,17 @@ def _render_plan(
         names=names,
         disk_boot=disk_boot_token(decision.uuid, install_progress(server.record, since or server.at)),
     )
+
+
+def _is_undetectable(server: ServerState, plan: BootPlan) -> bool:
+    """Return whether gitboot could not detect that the firmware has booted from the HTTP boot response of a plan.
+
+    A DHCP server may fetch this response any number of times. Only a BMC, a boot script, or a system that fetches its
+    user data shows that the firmware has booted.
+    """
+    machine, boot = server.details.machine, plan.boot
+    has_bmc = machine is not None and machine.bmc is not None
+    return not has_bmc and boot is not None and boot.is_direct and not boot.fetches_by_uuid
 
 
 def _render_named_files(
@@ -434,12 +448,11 @@ def _render_named_files(
     user_data = plan.user_data if plan is not None else None
     if plan is None or user_data is None or plan.data is None:
         return names.rename_files(files)
-    data_boots = (each for each in decision.boots if each.user_data and each.user_data.digest == user_data.digest)
-    if any(each.may_fetch_by_identity for each in data_boots):
+    data_boots = (boot for boot in decision.boots if boot.user_data and boot.user_data.digest == user_data.digest)
+    if any(boot.may_fetch_by_identity for boot in data_boots):
         return names.rename_files(files)
-    return names.rename_files(
-        files, frozenset(path for path in files if find_non_script_kind(path) in (IGNITION, NOCLOUD, USER_DATA))
-    )
+    paths_without_token = [path for path in files if find_non_script_kind(path) in (IGNITION, NOCLOUD, USER_DATA)]
+    return names.rename_files(files, frozenset(paths_without_token))
 
 
 class _WindowEnd(NamedTuple):
@@ -470,30 +483,50 @@ def _find_window_end(
     return None
 
 
+def _collect_stored_files(renderings: list[_Rendering], window_end: _WindowEnd | None) -> dict[str, File]:
+    """Return the files that the output tree stores although the current plan may not need them yet."""
+    stored_files = {
+        path: file for rendering in renderings for path, file in rendering.files.items() if _is_separate_file(path)
+    }
+    if window_end is not None:
+        stored_files |= {path: file for path, file in window_end.new_files.items() if is_content(path)}
+    return stored_files
+
+
+def _build_listing(
+    server: str, renderings: list[_Rendering], window_end: _WindowEnd | None, constant_files: Files
+) -> Listing:
+    """Return the listing of a server. ``constant_files`` are the files that do not depend on the time."""
+    listed_files = build_file_versions([(rendering.since, rendering.tree_files) for rendering in renderings])
+    listed_files |= build_file_versions([(None, constant_files)])
+    end = None
+    if window_end is not None:
+        end = build_window_end(window_end.since, renderings[0].tree_files, window_end.new_files)
+    return Listing(server=server, files=dict(sorted(listed_files.items())), end=end)
+
+
 def _build_versions(renderings: list[_Rendering], idle_files: Mapping[str, File]) -> dict[str, tuple[PathVersion, ...]]:
     """Return the versions of each path whose content may change, sorted by path.
 
     ``idle_files`` are the same for every plan. A fetch of these files is not evidence.
     """
     path_versions: dict[str, tuple[PathVersion, ...]] = {}
-    for path in {path for each in renderings for path in each.files if not is_immutable(path)}:
+    for path in {path for rendering in renderings for path in rendering.files if not is_immutable(path)}:
         kind = find_path_kind(path)
         assert kind is not None, path  # noqa: S101 - the table has all paths of a server
-        found: list[PathVersion] = []
-        for each in renderings:
-            version = _build_version(kind, path, each)
-            if found and version == found[-1]._replace(since=version.since, in_window=version.in_window):
-                found[-1] = found[-1]._replace(in_window=found[-1].in_window and version.in_window)
-            elif found or version.content is not None:
-                found.append(version)
-        path_versions[path] = tuple(found)
-    idle_versions = {
-        path: (
+        versions: list[PathVersion] = []
+        for rendering in renderings:
+            version = _build_version(kind, path, rendering)
+            if versions and version == versions[-1]._replace(since=version.since, in_window=version.in_window):
+                versions[-1] = versions[-1]._replace(in_window=versions[-1].in_window and version.in_window)
+            elif versions or version.content is not None:
+                versions.append(version)
+        path_versions[path] = tuple(versions)
+    for path, file in idle_files.items():
+        path_versions[path] = (
             PathVersion(since=None, content=file.sha256, content_type=str(file.content_type), role=Role.BOOT_SCRIPT),
         )
-        for path, file in idle_files.items()
-    }
-    return dict(sorted({**path_versions, **idle_versions}.items()))
+    return dict(sorted(path_versions.items()))
 
 
 _WINDOW_ROLES: Final = (Role.BOOT_SCRIPT, Role.OFFER, Role.PREVIEW, Role.DATA)
@@ -581,10 +614,10 @@ def _list_needed_files(file: File, boot: Boot, base_url: str | None) -> tuple[Ne
     text, needed = file.content.decode(), set[NeededFile]()
     if base_url is not None:
         prefixes = (f"{base_url}/assets/", f"{base_url}/o/")
-        for each in boot.files.all():
-            path = each.url.removeprefix(f"{base_url}/")
-            if each.url.startswith(prefixes) and f"/{path}" in text:
-                needed.add(NeededFile(path, each.size))
+        for boot_file in boot.files.all():
+            path = boot_file.url.removeprefix(f"{base_url}/")
+            if boot_file.url.startswith(prefixes) and f"/{path}" in text:
+                needed.add(NeededFile(path, boot_file.size))
         signatures = (url for url in boot.files.loader_signatures.values() if url.startswith(prefixes) and url in text)
         needed |= {NeededFile(url.removeprefix(f"{base_url}/"), None) for url in signatures}
     if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
@@ -597,8 +630,8 @@ def _collect_contents(renderings: list[_Rendering], stored_files: Mapping[str, F
     stored_digests = {file.sha256 for file in stored_files.values()}
     return {
         file.sha256: file.content.decode()
-        for each in renderings
-        for files in (each.files, each.fallback_files, each.query_scripts)
+        for rendering in renderings
+        for files in (rendering.files, rendering.fallback_files, rendering.query_scripts)
         for path, file in files.items()
         if path.startswith(BOOT) and not _is_separate_file(path) and file.sha256 not in stored_digests
     }
@@ -616,10 +649,11 @@ def _list_firmware_identities(decision: Decision, machine: Machine | None) -> di
         serials.add(machine.serial)
         if machine.bmc is not None:
             serials.add(machine.bmc.reports_serial)
-            uuids += lookup_uuids(machine.bmc.reports_uuid) if machine.bmc.reports_uuid is not None else ()
-    known = (each for each in serials if each is not None and not is_placeholder_serial(each))
+            if machine.bmc.reports_uuid is not None:
+                uuids += lookup_uuids(machine.bmc.reports_uuid)
+    known_serials = (serial for serial in serials if serial is not None and not is_placeholder_serial(serial))
     # the first UUID is the UUID in messages
-    return {"serial": tuple(sorted(known)), "uuid": tuple(dict.fromkeys(uuids))}
+    return {"serial": tuple(sorted(known_serials)), "uuid": tuple(dict.fromkeys(uuids))}
 
 
 def _list_identities(
@@ -641,9 +675,27 @@ def _list_identities(
         yield from (format_identity(IdentityKind.TOKEN, token) for token in tokens if token is not None)
 
 
-COLUMNS: Final = (
-    *("name", "uuid", "macs", "site", "labels", "phase", "image", "version", "policy", "maintenance"),
-    *("nextTransition", "step", "stream", "joins", "kept", "decided", "provisioned", "windows", "installs"),
+# The columns of a shard's rows on the page.
+_COLUMNS: Final = (
+    "name",
+    "uuid",
+    "macs",
+    "site",
+    "labels",
+    "phase",
+    "image",
+    "version",
+    "policy",
+    "maintenance",
+    "nextTransition",
+    "step",
+    "stream",
+    "joins",
+    "kept",
+    "decided",
+    "provisioned",
+    "windows",
+    "installs",
     "installing",
 )
 
@@ -683,14 +735,14 @@ def render_page_files(
         }
     }
     for shard in sorted(changed_shards & members.keys()):
-        rows = [list(_build_row(servers[name])) for name in members[shard]]
-        parts[f"shard/{shard}"] = {"columns": COLUMNS, "rows": rows}
+        rows = [_build_row(servers[name]) for name in members[shard]]
+        parts[f"shard/{shard}"] = {"columns": _COLUMNS, "rows": [[row[name] for name in _COLUMNS] for row in rows]}
     # For each server, the file of the Server document, and the number of lines above the document.
     for shard in sorted(moved_shards & members.keys()):
         parts[f"location/{shard}"] = {name: list(locations.servers[name]) for name in members[shard]}
     if changed is None or published_locations is None or published_locations.shared != locations.shared:
         parts["location/shared"] = {
-            name: {"file": each.file, "lines": each.lines} for name, each in locations.shared.items()
+            name: {"file": location.file, "lines": location.lines} for name, location in locations.shared.items()
         }
     files |= {
         f"{PAGE_DATA}{name}.js": File(render_data_script(name, encode_canonical(value)), SCRIPT)
@@ -708,19 +760,34 @@ def render_page_files(
     )
 
 
-def _build_row(state: ServerState) -> Iterator[Any]:
-    """Yield a server's values in the order of `COLUMNS`."""
+def _build_row(state: ServerState) -> dict[str, Any]:
+    """Return the values of a server by column of the page."""
     decision, plan, details, source = state.decision, state.plan, state.details, state.details.source
-    boot, policy, record = plan.boot if plan else None, decision.policy, state.record
-    installs_at = state.installs_at
-    yield from (decision.server, decision.uuid, list(decision.macs), details.site, dict(details.labels))
-    yield from (plan.phase if plan else None, boot.image if boot else None, boot.version if boot else None)
-    yield from (policy.policy if policy else None, plan.maintenance if plan else None)
-    yield next((format_instant(since) for since, _ in list_plan_changes(plan, state.later)), None)
-    yield install_step(decision, record)
-    yield from (source.stream, source.joins, source.kept) if source else (None, None, None)
-    yield policy.boot.image if policy and policy.boot else None
-    yield record.installed if record else None
-    yield [each.name for each in decision.maintenances]
-    yield "now" if installs_at == state.at else format_instant(installs_at) if installs_at is not None else None
-    yield progress.facts() if (progress := state.progress) is not None else None
+    boot, policy = plan.boot if plan is not None else None, decision.policy
+    transitions = (format_instant(since) for since, _ in list_plan_changes(plan, state.later))
+    installs = None
+    if (installs_at := state.installs_at) is not None:
+        installs = "now" if installs_at == state.at else format_instant(installs_at)
+    progress = state.progress
+    return {
+        "name": decision.server,
+        "uuid": decision.uuid,
+        "macs": list(decision.macs),
+        "site": details.site,
+        "labels": dict(details.labels),
+        "phase": plan.phase if plan is not None else None,
+        "image": boot.image if boot is not None else None,
+        "version": boot.version if boot is not None else None,
+        "policy": policy.policy if policy is not None else None,
+        "maintenance": plan.maintenance if plan is not None else None,
+        "nextTransition": next(transitions, None),
+        "step": install_step(decision, state.record),
+        "stream": source.stream if source is not None else None,
+        "joins": source.joins if source is not None else None,
+        "kept": source.kept if source is not None else None,
+        "decided": policy.boot.image if policy is not None and policy.boot is not None else None,
+        "provisioned": state.record.installed if state.record is not None else None,
+        "windows": [maintenance.name for maintenance in decision.maintenances],
+        "installs": installs,
+        "installing": progress.facts() if progress is not None else None,
+    }
