@@ -57,67 +57,75 @@ def render_query_scripts(decision: Decision, files: Files, policy_files: Files) 
     If the Fleet does not set an endpoint, the result is empty. An endpoint that cannot record fetches also serves these
     scripts.
     """
-    kinds = {
-        path: kind for path in files.keys() & policy_files.keys() if (kind := paths.find_path_kind(path)) is not None
-    }
-    scripts = {
-        path: _render_query_script(decision, kind, path, policy_files[path]) for path, kind in sorted(kinds.items())
-    }
-    return {path: script for path, script in scripts.items() if script is not None}
+    scripts: dict[str, File] = {}
+    for path in sorted(files.keys() & policy_files.keys()):
+        kind = paths.find_path_kind(path)
+        script = _render_query_script(decision, kind, path, policy_files[path]) if kind is not None else None
+        if script is not None:
+            scripts[path] = script
+    return scripts
 
 
 def _replace_one_time_boot(decision: Decision, files: Files, policy_files: Files) -> dict[str, File]:
+    """Return the files of a copy that must not contain the one-time boot in ``files``."""
     # Without a token in the path, the one-time boot and its fallback fetch user data from the same paths. At these
     # paths, a copy contains the user data of the fallback.
     data = {path: policy_files[path] for path in files.keys() & policy_files.keys() if _has_role(path, Role.DATA)}
-    found = {**files, **data}
     can_query = all(files[path] == file for path, file in data.items())
+    copy_files = {**files, **data}
     for path in files:
         kind = paths.find_path_kind(path)
         if kind is None or kind.role not in (Role.BOOT_SCRIPT, Role.OFFER) or kind is paths.PIXIECORE:
             continue
-        if (policy_file := policy_files.get(path)) is None:
-            del found[path]
-        else:
-            # If iPXE does not support https, the query fails, and iPXE boots the policy file.
-            found[path] = (
-                _render_query_script(decision, kind, path, policy_file) if can_query else None
-            ) or policy_file
-    return found
+        policy_file = policy_files.get(path)
+        if policy_file is None:
+            del copy_files[path]
+            continue
+        # If iPXE does not support https, the query fails, and iPXE boots the policy file.
+        query_script = _render_query_script(decision, kind, path, policy_file) if can_query else None
+        copy_files[path] = query_script or policy_file
+    return copy_files
 
 
 def _replace_maintenance(decision: Decision, plan: BootPlan, files: Files, policy_files: Files) -> dict[str, File]:
+    """Return the files of a copy that cannot end the maintenance of ``plan`` by itself."""
     is_late, boot = decision.copies.late_ends, plan.boot
-    finds_data = boot is not None and boot.user_data is not None and boot.may_fetch_by_identity
-    found: dict[str, File] = {}
-    data = {
-        path
-        for path in files.keys() & policy_files.keys()
-        if _has_role(path, Role.DATA) and files[path] != policy_files[path]
-    }
     is_http = urlsplit(decision.endpoint or "").scheme != "https"
-    for path in sorted(files.keys() | policy_files.keys()):
+    finds_data = boot is not None and boot.user_data is not None and boot.may_fetch_by_identity
+    has_other_data = any(
+        _has_role(path, Role.DATA) and files[path] != policy_files[path] for path in files.keys() & policy_files.keys()
+    )
+
+    def choose_boot_script(kind: PathKind, path: str) -> File | None:
+        """Return the boot script in a copy, or None if the copy has no boot script at this path."""
+        plan_file, policy_file = files.get(path), policy_files.get(path)
+        if plan_file == policy_file:
+            return plan_file
+        can_query = is_http or (find_loader(kind.template) is ScriptLoader.IPXE and decision.copies.ipxe_https)
+        query_script = None
+        if plan_file is not None and policy_file is not None and can_query and not (finds_data and has_other_data):
+            query_script = _render_query_script(decision, kind, path, policy_file)
+        return query_script or (plan_file if is_late else policy_file)
+
+    def choose_file(path: str) -> File | None:
+        """Return the file in a copy, or None if the copy has no file at this path."""
         kind, plan_file, policy_file = paths.find_path_kind(path), files.get(path), policy_files.get(path)
-        chosen = plan_file or policy_file
-        if kind is not None and kind.role is Role.DATA:  # only a boot script can query the endpoint
-            chosen = (
-                plan_file
-                if plan_file is not None and (policy_file is None or (finds_data and is_late))
-                else policy_file
-            )
-        elif kind is not None and (kind.role is Role.PREVIEW or kind is paths.HTTP_BOOT):
+        if kind is None:
+            return plan_file or policy_file
+        if kind.role is Role.DATA:  # only a boot script can query the endpoint
+            if plan_file is not None and finds_data and is_late:
+                return plan_file
+            return policy_file or plan_file
+        if kind.role is Role.PREVIEW or kind is paths.HTTP_BOOT:
             # the boot script of the loader queries the endpoint
             names_loader = kind is paths.HTTP_BOOT and boot is not None and boot.http_boot is HttpBoot.LOADER
-            chosen = plan_file if is_late or (names_loader and plan_file is not None) else policy_file
-        elif kind is not None and kind.role is Role.BOOT_SCRIPT and plan_file != policy_file:
-            query_script = None
-            can_query = is_http or (find_loader(kind.template) is ScriptLoader.IPXE and decision.copies.ipxe_https)
-            if plan_file and policy_file and can_query and not (finds_data and data):
-                query_script = _render_query_script(decision, kind, path, policy_file)
-            chosen = query_script or (plan_file if is_late else policy_file)
-        if chosen is not None:
-            found[path] = chosen
-    return found
+            return plan_file if is_late or (names_loader and plan_file is not None) else policy_file
+        if kind.role is Role.BOOT_SCRIPT:
+            return choose_boot_script(kind, path)
+        return plan_file or policy_file
+
+    chosen = {path: choose_file(path) for path in sorted(files.keys() | policy_files.keys())}
+    return {path: file for path, file in chosen.items() if file is not None}
 
 
 def _has_role(path: str, role: Role) -> bool:
@@ -126,12 +134,11 @@ def _has_role(path: str, role: Role) -> bool:
 
 
 # The functions that render the script that queries the endpoint first, by loader.
-_ENDPOINT_REQUESTS: Final[Mapping[ScriptLoader | None, Callable[[str, str], str | None]]] = {
+_ENDPOINT_REQUESTS: Final[Mapping[ScriptLoader, Callable[[str, str], str | None]]] = {
     ScriptLoader.IPXE: ipxe.render_endpoint_request,
     ScriptLoader.GRUB: grub.render_endpoint_request,
     ScriptLoader.PXELINUX: pxelinux.render_endpoint_request,
 }
-Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 
 
 def _render_query_script(decision: Decision, kind: PathKind, path: str, fallback: File) -> File | None:
@@ -142,7 +149,7 @@ def _render_query_script(decision: Decision, kind: PathKind, path: str, fallback
     if decision.endpoint is None or kind.role is not Role.BOOT_SCRIPT:
         return None
     loader, relative_path = find_loader(kind.template), path.removeprefix(paths.BOOT)
-    if loader not in _ENDPOINT_REQUESTS:
+    if loader is None:
         return None
     if loader is ScriptLoader.PXELINUX:
         # PXELINUX has no variable that could prevent a second query. If a load balancer returned a copy of the same
@@ -152,18 +159,21 @@ def _render_query_script(decision: Decision, kind: PathKind, path: str, fallback
     return File(text.encode(), fallback.content_type) if text is not None else None
 
 
+_EMPTY: Final = File(b"")
+
+
 def render_report_paths(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield ``v1/boot/<mac>/provisioned/<token>`` and ``v1/boot/<mac>/failed/<token>``.
 
     These files exist for every plan, so that the endpoint accepts the report of an installation that ends after its
     deadline or during a maintenance window.
     """
-    tokens = (decision.token, plan.token if plan is not None else None)
-    for token in (each for each in tokens if each is not None):
-        yield from ((each.build_path(mac, token), _EMPTY) for each in paths.REPORTS for mac in decision.macs)
+    for token in (decision.token, plan.token if plan is not None else None):
+        if token is not None:
+            yield from ((kind.build_path(mac, token), _EMPTY) for kind in paths.REPORTS for mac in decision.macs)
 
 
-_EMPTY: Final = File(b"")
+Renderer = Callable[[Decision, BootPlan | None], Iterator[tuple[str, File]]]
 # A path and the function that renders it, for each format. The path determines which output of the Fleet enables the
 # format.
 RENDERERS: Final[tuple[tuple[PathKind, Renderer], ...]] = (
@@ -204,17 +214,17 @@ def render_server_files(decisions: Decisions, decision: Decision, plan: BootPlan
     If the server boots from its disk, each boot script just boots from the disk. In that case, a restricted server has
     no boot scripts.
     """
-    found: dict[str, File] = {}
+    files: dict[str, File] = {}
     for render in _select_renderers(decisions.outputs, decisions.evidence):
-        found.update(render(decision, plan))
+        files.update(render(decision, plan))
     if decision.restrict and (plan is None or plan.boot is None):
-        return {path: file for path, file in found.items() if not _has_role(path, Role.BOOT_SCRIPT)}
-    return found
+        return {path: file for path, file in files.items() if not _has_role(path, Role.BOOT_SCRIPT)}
+    return files
 
 
 @cache
 def _select_renderers(outputs: frozenset[Output], evidence: Evidence) -> tuple[Renderer, ...]:
-    requested = {None, evidence, *outputs}
+    requested: set[str | None] = {None, evidence, *outputs}  # None: the paths that are always enabled
     if Output.EC2 in requested:
         requested.add(Output.NOCLOUD)  # the emulated EC2 metadata service returns the NoCloud files
     return tuple(render for kind, render in RENDERERS if kind.enabled_by in requested)
