@@ -21,6 +21,162 @@ from gitboot.resolve.server_decision import Decisions, Host
 Element = Mapping[str, Any]
 
 
+class Platform(StrEnum):
+    """The firmware or architecture for which a loader is built."""
+
+    BIOS = "bios"
+    X86_64 = "x86_64"
+    AARCH64 = "aarch64"
+
+
+class Client(Struct, frozen=True, kw_only=True):
+    """A kind of DHCP client: a group of firmware types that get the same loader."""
+
+    name: str
+    platform: Platform
+    types: tuple[int, ...]  # option 93, in DHCPv6 option 61 (IANA: Processor Architecture Types, RFC 5970)
+    http: bool = False  # True: the client sends HTTPClient and needs a URL; False: it sends PXEClient and uses TFTP
+
+    @property
+    def ipv6(self) -> bool:
+        return self.platform is not Platform.BIOS
+
+
+# IANA assigns 9 to EFI byte code. Firmware that follows RFC 4578 without its erratum uses 9 for x64.
+CLIENTS: Final = (
+    Client(name="bios", platform=Platform.BIOS, types=(0,)),
+    Client(name="uefi_x86_64", platform=Platform.X86_64, types=(7, 9)),
+    Client(name="uefi_aarch64", platform=Platform.AARCH64, types=(11,)),
+    Client(name="http_x86_64", platform=Platform.X86_64, types=(16,), http=True),
+    Client(name="http_aarch64", platform=Platform.AARCH64, types=(19,), http=True),
+    Client(name="http_bios", platform=Platform.BIOS, types=(20,), http=True),
+)
+# For each platform, the loaders in order of preference. The Fleet's outputs decide which loaders are available. If a
+# package contains an iPXE build that uses the firmware's network driver, the list names that build, because Debian 12's
+# iPXE with its own drivers hangs when it returns to the firmware.
+LOADERS: Final = (
+    (Output.IPXE, Platform.BIOS, "loaders/undionly.kpxe"),
+    (Output.IPXE, Platform.X86_64, "loaders/snponly-x86_64.efi"),
+    (Output.IPXE, Platform.AARCH64, "loaders/ipxe-aarch64.efi"),
+    (Output.GRUB, Platform.X86_64, "loaders/grub-x86_64.efi"),
+    (Output.GRUB, Platform.AARCH64, "loaders/grub-aarch64.efi"),
+    (Output.PXELINUX, Platform.BIOS, "loaders/lpxelinux.0"),
+)
+# The distribution's shim, which starts the signed GRUB of the distribution
+_SHIMS: Final = {Platform.X86_64: "loaders/shimx64.efi", Platform.AARCH64: "loaders/shimaa64.efi"}
+
+
+class Mirror(Struct, frozen=True, kw_only=True):
+    """The base URL, of the Fleet or of a site, from which machines fetch their files."""
+
+    site: str | None  # None: the base URL is for machines without a site
+    base_url: str
+
+    def url(self, path: str) -> str:
+        return f"{self.base_url}/{path}"
+
+    def loader_url(self, path: str) -> str:
+        return self.url(f"assets/{path}")
+
+    @property
+    def ipv4(self) -> IPv4Address | None:
+        """The IPv4 address in the base URL. The host with this address also serves TFTP.
+
+        The value is None if the host in the base URL is not an IPv4 address. dnsmasq then sends its own address as the
+        TFTP server.
+        """
+        try:
+            return IPv4Address(urlsplit(self.base_url).hostname or "")
+        except ValueError:
+            return None
+
+    def tftp_url(self, path: str) -> str:
+        host = urlsplit(self.base_url).hostname or ""
+        return f"tftp://[{host}]/{path}" if ":" in host else f"tftp://{host}/{path}"
+
+
+def list_mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
+    """Return the Fleet's mirror, followed by the mirror of each site."""
+    sites = (Mirror(site=name, base_url=url) for name, url in sorted(decisions.sites.items()))
+    return (Mirror(site=None, base_url=decisions.base_url), *sites)
+
+
+class LoaderOffer(Struct, frozen=True, kw_only=True):
+    """The loader for one kind of DHCP client."""
+
+    client: Client
+    path: str
+    loader: Output
+
+
+def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
+    """Yield one loader for each kind of client.
+
+    The loader is ``preferred`` if the client can load it, and otherwise the first available loader.
+    """
+    for client in CLIENTS:
+        offers = [
+            LoaderOffer(client=client, path=path, loader=loader)
+            for loader, platform, path in LOADERS
+            if loader in decisions.outputs and platform is client.platform
+        ]
+        if preferred is Loader.SHIM and Output.GRUB in decisions.outputs and client.platform in _SHIMS:
+            yield LoaderOffer(client=client, path=_SHIMS[client.platform], loader=Output.GRUB)
+        elif offers:
+            name = preferred.lower() if preferred is not None else None
+            yield next((offer for offer in offers if offer.loader == name), offers[0])
+
+
+def list_requested_loaders(decisions: Decisions) -> tuple[Loader, ...]:
+    """Return the loaders that Server documents or the Fleet's hardware entries set, sorted."""
+    return tuple(sorted({host.loader for host in decisions.hosts if host.loader is not None}))
+
+
+class Reservation(Struct, frozen=True, kw_only=True):
+    """The DHCP reservation of one interface."""
+
+    mac: str  # a MAC address with colons
+    ipv4: str | None  # at most one address, because a DHCPv4 lease contains only one address
+    ipv6: tuple[str, ...]
+    hostname: str | None
+    site: str | None
+    loader: Loader | None
+
+
+def list_reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
+    """Yield the reservations of all boot interfaces, grouped by server. Omit retired servers."""
+    for host in hosts:
+        if host.lifecycle is Lifecycle.RETIRED:
+            continue
+        for nic in host.nics:
+            if nic.boots:
+                yield Reservation(
+                    mac=nic.mac.replace("-", ":"),
+                    ipv4=next((address for address in nic.addresses if ":" not in address), None),
+                    ipv6=tuple(address for address in nic.addresses if ":" in address),
+                    hostname=_as_hostname(host.server),
+                    site=host.site,
+                    loader=host.loader,
+                )
+
+
+# Server names that a DHCP server would not read as a host name: lease times, addresses, and keywords of the option
+# dhcp-host in dnsmasq.
+_NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
+
+
+def _as_hostname(server: str) -> str | None:
+    """Return the name of a server if it is a valid host name. Otherwise return None.
+
+    Each label of a host name has at most 63 characters (RFC 1035, 2.3.4).
+    """
+    fits = all(len(label) <= 63 for label in server.split("."))
+    return server if fits and not _NOT_A_HOSTNAME.fullmatch(server) else None
+
+
+# Kea
+
+
 def render_kea(decisions: Decisions) -> Iterator[tuple[str, File]]:
     """Yield ``ops/dhcp/kea-dhcp{4,6}-{classes,reservations}.json``."""
     for name, content in (
@@ -34,9 +190,6 @@ def render_kea(decisions: Decisions) -> Iterator[tuple[str, File]]:
 
 def _format_elements(elements: Iterable[Element]) -> bytes:
     return "".join([",\n".join(map(json.dumps, elements)), "\n"]).encode()
-
-
-# Classes
 
 
 class _KeaV4:
@@ -130,55 +283,63 @@ def _build_kea_classes(decisions: Decisions, version: type[_KeaV4] | type[_KeaV6
     """
     yield {"name": "gitboot_ipxe", "test": version.ipxe}
     requested = list_requested_loaders(decisions)
-    # tuples of a loader, a part of the class name, and a part of the test
-    loader_tests: list[tuple[Loader | None, str, str]] = [
-        (None, "", "not member('gitboot_loader') and " if requested else ""),
-        *(
-            (each, f"{each.lower()}_", f"member('gitboot_loader') and member('gitboot_loader_{each.lower()}') and ")
-            for each in requested
-        ),
-    ]
-    for kind, values in (("site", sorted(decisions.sites)), ("loader", [each.lower() for each in requested])):
-        yield from ({"name": f"gitboot_{kind}_{value}"} for value in values)
-        if values:
-            members = " or ".join(f"member('gitboot_{kind}_{value}')" for value in values)
-            # The test contains KNOWN, so Kea evaluates this class, and the classes that refer to it, after the
-            # reservation lookup.
-            yield {"name": f"gitboot_{kind}", "test": f"member('KNOWN') and ({members})"}
-    ipxe = Output.IPXE in decisions.outputs
-    firmware = "not member('gitboot_ipxe') and " if ipxe else ""
+    yield from _build_group_classes("site", sorted(decisions.sites))
+    yield from _build_group_classes("loader", [loader.lower() for loader in requested])
+    has_ipxe = Output.IPXE in decisions.outputs
+    firmware_test = "not member('gitboot_ipxe') and " if has_ipxe else ""
     for mirror in list_mirrors(decisions):
         name, site_test = "gitboot_", "not member('gitboot_site') and " if decisions.sites else ""
         if mirror.site is not None:
             name = f"gitboot_site_{mirror.site}_"
             site_test = f"member('gitboot_site') and member('gitboot_site_{mirror.site}') and "
-        if ipxe:
+        if has_ipxe:
             yield {
                 "name": f"{name}script",
                 "test": f"{site_test}member('gitboot_ipxe')",
                 **version.build_script_options(mirror),
             }
-        for loader, name_part, loader_test in loader_tests:
+        for loader in (None, *requested):
+            loader_name, loader_test = "", "not member('gitboot_loader') and " if requested else ""
+            if loader is not None:
+                loader_name = f"{loader.lower()}_"
+                loader_test = f"member('gitboot_loader') and member('gitboot_loader_{loader.lower()}') and "
             for offer in list_loader_offers(decisions, loader):
                 if (options := version.build_loader_options(offer, mirror)) is not None:
-                    types = (f"substring({version.architecture}, 0, 2) == 0x{each:04x}" for each in offer.client.types)
-                    test = f"{site_test}{loader_test}{firmware}({' or '.join(types)})"
-                    yield {"name": name + name_part + offer.client.name, "test": test, **options}
+                    numbers = offer.client.types
+                    types = (f"substring({version.architecture}, 0, 2) == 0x{number:04x}" for number in numbers)
+                    test = f"{site_test}{loader_test}{firmware_test}({' or '.join(types)})"
+                    yield {"name": name + loader_name + offer.client.name, "test": test, **options}
 
 
-# Reservations
+def _build_group_classes(group: str, values: list[str]) -> Iterator[Element]:
+    """Yield a class for each site or loader, and the class of the servers that belong to any of these classes."""
+    for value in values:
+        yield {"name": f"gitboot_{group}_{value}"}
+    if values:
+        members = " or ".join(f"member('gitboot_{group}_{value}')" for value in values)
+        # The test contains KNOWN, so Kea evaluates this class, and the classes that refer to it, after the
+        # reservation lookup.
+        yield {"name": f"gitboot_{group}", "test": f"member('KNOWN') and ({members})"}
 
 
 @lru_cache(maxsize=2)  # one entry each for DHCPv4 and DHCPv6; most commits do not change interfaces
 def _render_kea_reservations(hosts: tuple[Host, ...], version: type[_KeaV4] | type[_KeaV6]) -> bytes:
     elements = []
-    for each in list_reservations(hosts):
-        classes = [f"gitboot_site_{each.site}"] if each.site is not None else []
-        classes += [f"gitboot_loader_{each.loader.lower()}"] if each.loader is not None else []
-        reserved = {**version.build_addresses(each), "hostname": each.hostname, "client-classes": classes}
-        if any(reserved.values()):  # Kea rejects an empty reservation
-            elements.append({"hw-address": each.mac, **{key: value for key, value in reserved.items() if value}})
+    for reservation in list_reservations(hosts):
+        classes = []
+        if reservation.site is not None:
+            classes.append(f"gitboot_site_{reservation.site}")
+        if reservation.loader is not None:
+            classes.append(f"gitboot_loader_{reservation.loader.lower()}")
+        addresses = version.build_addresses(reservation)
+        fields = {**addresses, "hostname": reservation.hostname, "client-classes": classes}
+        set_fields = {key: value for key, value in fields.items() if value}
+        if set_fields:  # Kea rejects an empty reservation
+            elements.append({"hw-address": reservation.mac, **set_fields})
     return _format_elements(elements)
+
+
+# dnsmasq
 
 
 _HEADER: Final = """\
@@ -201,8 +362,9 @@ def render_dnsmasq(decisions: Decisions) -> Iterator[tuple[str, File]]:
             lines.append(f"dhcp-match=set:gitboot_{client.name},option:client-arch,{number}")
             if client.ipv6:
                 lines.append(f"dhcp-match=set:gitboot_{client.name},option6:61,{number >> 8:02x}:{number & 255:02x}")
-    text = "\n".join([*lines, *_render_dnsmasq_loaders(decisions), "", "# Reservations"])
-    text = f"{_HEADER}{_DETECT_IPXE}{text}\n{_render_dnsmasq_reservations(decisions.hosts)}"
+    lines += _render_dnsmasq_loaders(decisions)
+    lines += ["", "# Reservations", _render_dnsmasq_reservations(decisions.hosts)]
+    text = _HEADER + _DETECT_IPXE + "\n".join(lines)
     yield "ops/dhcp/dnsmasq.conf", File(text.encode(), ContentType.TEXT)
 
 
@@ -249,17 +411,17 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
             yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{script}"
         for loader, tag in _list_loader_tags(requested):
             for offer in list_loader_offers(decisions, loader):
-                yield from _render_loader_lines(
-                    offer, mirror, f"{site_tag}{firmware}{tag}tag:gitboot_{offer.client.name}"
-                )
+                tags = f"{site_tag}{firmware}{tag}tag:gitboot_{offer.client.name}"
+                yield from _render_loader_lines(offer, mirror, tags)
 
 
 def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Iterator[str]:
     client, path = offer.client, offer.path
+    tftp_server = f",,{mirror.ipv4}" if mirror.ipv4 else ""
     if client.http:
         yield f"dhcp-boot={tags},{_quote_url(mirror.loader_url(path))}"
     else:
-        yield f"dhcp-boot={tags},{path}{f',,{mirror.ipv4}' if mirror.ipv4 else ''}"
+        yield f"dhcp-boot={tags},{path}{tftp_server}"
     if client.ipv6:
         url = mirror.loader_url(path) if client.http else mirror.tftp_url(path)
         yield f"dhcp-option={tags},option6:bootfile-url,{_quote_url(url)}"
@@ -270,17 +432,26 @@ def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Itera
 @lru_cache(maxsize=1)  # cached, because most commits do not change interfaces
 def _render_dnsmasq_reservations(hosts: tuple[Host, ...]) -> str:
     lines = []
-    for macs, each in (joined for host in hosts for joined in _join_bonds(list_reservations([host]))):
-        words = (
-            *macs,
-            f"set:gitboot_site,set:gitboot_site_{each.site}" if each.site else None,
-            f"set:gitboot_loader,set:gitboot_loader_{each.loader.lower()}" if each.loader else None,
-            each.ipv4,
-            *(f"[{address}]" for address in each.ipv6),
-            each.hostname,
-        )
-        lines.append(f"dhcp-host={','.join(word for word in words if word is not None)}\n")
+    for host in hosts:
+        for macs, reservation in _join_bonds(list_reservations([host])):
+            words = [*macs, *_list_group_tags(reservation.site, reservation.loader)]
+            if reservation.ipv4 is not None:
+                words.append(reservation.ipv4)
+            words += (f"[{address}]" for address in reservation.ipv6)
+            if reservation.hostname is not None:
+                words.append(reservation.hostname)
+            lines.append(f"dhcp-host={','.join(words)}\n")
     return "".join(lines)
+
+
+def _list_group_tags(site: str | None, loader: Loader | None) -> list[str]:
+    """Return the words that assign the tags of a site and of a loader to a machine."""
+    tags = []
+    if site is not None:
+        tags.append(f"set:gitboot_site,set:gitboot_site_{site}")
+    if loader is not None:
+        tags.append(f"set:gitboot_loader,set:gitboot_loader_{loader.lower()}")
+    return tags
 
 
 def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ...], Reservation]]:
@@ -289,20 +460,25 @@ def _join_bonds(reservations: Iterable[Reservation]) -> list[tuple[tuple[str, ..
     Merge interfaces that share an IP address, because dnsmasq rejects an IP address that occurs in two reservations. A
     reservation may contain several MAC addresses (dnsmasq(8), ``dhcp-host``), but only one IPv4 address.
     """
-    found: list[tuple[tuple[str, ...], Reservation]] = []
-    for each in reservations:
-        known = {address for _, other in found for address in other.ipv6}
-        new_addresses = tuple(address for address in each.ipv6 if address not in known)
-        for index, (macs, other) in enumerate(found):
-            if (each.ipv4 is not None and each.ipv4 == other.ipv4) or (
-                None in (each.ipv4, other.ipv4) and not {*each.ipv6}.isdisjoint(other.ipv6)
-            ):
-                joined = structs.replace(other, ipv4=other.ipv4 or each.ipv4, ipv6=(*other.ipv6, *new_addresses))
-                found[index] = (*macs, each.mac), joined
+    joined: list[tuple[tuple[str, ...], Reservation]] = []
+    for reservation in reservations:
+        known_addresses = {address for _, other in joined for address in other.ipv6}
+        new_addresses = tuple(address for address in reservation.ipv6 if address not in known_addresses)
+        for index, (macs, other) in enumerate(joined):
+            if _shares_address(reservation, other):
+                ipv4, ipv6 = other.ipv4 or reservation.ipv4, (*other.ipv6, *new_addresses)
+                joined[index] = (*macs, reservation.mac), structs.replace(other, ipv4=ipv4, ipv6=ipv6)
                 break
         else:
-            found.append(((each.mac,), structs.replace(each, ipv6=new_addresses)))
-    return found
+            joined.append(((reservation.mac,), structs.replace(reservation, ipv6=new_addresses)))
+    return joined
+
+
+def _shares_address(one: Reservation, other: Reservation) -> bool:
+    """Return whether two reservations share an IP address and do not need two IPv4 addresses."""
+    if one.ipv4 is not None and other.ipv4 is not None:
+        return one.ipv4 == other.ipv4
+    return not set(one.ipv6).isdisjoint(other.ipv6)
 
 
 def _quote_url(url: str) -> str:
@@ -357,12 +533,13 @@ def _render_proxy_loaders(decisions: Decisions) -> Iterator[str]:
                     yield _render_proxy_boot(f"{tags}tag:gitboot_{offer.client.name}", mirror.loader_url(offer.path))
                 else:
                     # The files that firmware loads by TFTP, by the number of the architecture
-                    yield from (f"pxe-service={tags}{each},gitboot,{offer.path}{server}" for each in offer.client.types)
+                    for number in offer.client.types:
+                        yield f"pxe-service={tags}{number},gitboot,{offer.path}{server}"
 
 
 def list_proxy_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
     """Yield the loaders that a proxy can offer. PXELINUX needs option 210, which a proxy does not send."""
-    return (each for each in list_loader_offers(decisions, preferred) if each.loader is not Output.PXELINUX)
+    return (offer for offer in list_loader_offers(decisions, preferred) if offer.loader is not Output.PXELINUX)
 
 
 def list_omitted_proxy_urls(decisions: Decisions) -> list[str]:
@@ -404,160 +581,7 @@ def _render_proxy_servers(hosts: tuple[Host, ...]) -> str:
     """
     lines = ["\n# The servers of the fleet. To answer only them, add dhcp-ignore=tag:!known to your configuration\n"]
     for host in hosts:
-        if macs := [each.mac for each in list_reservations([host])]:
-            tags = ["set:gitboot_server"]
-            tags += [f"set:gitboot_site,set:gitboot_site_{host.site}"] if host.site is not None else []
-            tags += [f"set:gitboot_loader,set:gitboot_loader_{host.loader.lower()}"] if host.loader is not None else []
-            lines.append(f"dhcp-host={','.join([*macs, *tags])}\n")
+        if macs := [reservation.mac for reservation in list_reservations([host])]:
+            words = [*macs, "set:gitboot_server", *_list_group_tags(host.site, host.loader)]
+            lines.append(f"dhcp-host={','.join(words)}\n")
     return "".join(lines)
-
-
-class Reservation(Struct, frozen=True, kw_only=True):
-    """The DHCP reservation of one interface."""
-
-    mac: str  # a MAC address with colons
-    ipv4: str | None  # at most one address, because a DHCPv4 lease contains only one address
-    ipv6: tuple[str, ...]
-    hostname: str | None
-    site: str | None
-    loader: Loader | None
-
-
-def list_reservations(hosts: Iterable[Host]) -> Iterator[Reservation]:
-    """Yield the reservations of all boot interfaces, grouped by server. Omit retired servers."""
-    for host in (each for each in hosts if each.lifecycle is not Lifecycle.RETIRED):
-        for nic in (each for each in host.nics if each.boots):
-            yield Reservation(
-                mac=nic.mac.replace("-", ":"),
-                ipv4=next((address for address in nic.addresses if ":" not in address), None),
-                ipv6=tuple(address for address in nic.addresses if ":" in address),
-                hostname=_as_hostname(host.server),
-                site=host.site,
-                loader=host.loader,
-            )
-
-
-# Server names that a DHCP server would not read as a host name: lease times, addresses, and keywords of the option
-# dhcp-host in dnsmasq.
-_NOT_A_HOSTNAME: Final = re.compile(r"[0-9.]+[smhdw]?|infinite|ignore")
-
-
-def _as_hostname(server: str) -> str | None:
-    """Return the name of a server if it is a valid host name. Otherwise return None.
-
-    Each label of a host name has at most 63 characters (RFC 1035, 2.3.4).
-    """
-    fits = all(len(label) <= 63 for label in server.split("."))
-    return server if fits and not _NOT_A_HOSTNAME.fullmatch(server) else None
-
-
-class Platform(StrEnum):
-    """The firmware or architecture for which a loader is built."""
-
-    BIOS = "bios"
-    X86_64 = "x86_64"
-    AARCH64 = "aarch64"
-
-
-class Client(Struct, frozen=True, kw_only=True):
-    """A kind of DHCP client: a group of firmware types that get the same loader."""
-
-    name: str
-    platform: Platform
-    types: tuple[int, ...]  # option 93, in DHCPv6 option 61 (IANA: Processor Architecture Types, RFC 5970)
-    http: bool = False  # True: the client sends HTTPClient and needs a URL; False: it sends PXEClient and uses TFTP
-
-    @property
-    def ipv6(self) -> bool:
-        return self.platform is not Platform.BIOS
-
-
-# IANA assigns 9 to EFI byte code. Firmware that follows RFC 4578 without its erratum uses 9 for x64.
-CLIENTS: Final = (
-    Client(name="bios", platform=Platform.BIOS, types=(0,)),
-    Client(name="uefi_x86_64", platform=Platform.X86_64, types=(7, 9)),
-    Client(name="uefi_aarch64", platform=Platform.AARCH64, types=(11,)),
-    Client(name="http_x86_64", platform=Platform.X86_64, types=(16,), http=True),
-    Client(name="http_aarch64", platform=Platform.AARCH64, types=(19,), http=True),
-    Client(name="http_bios", platform=Platform.BIOS, types=(20,), http=True),
-)
-# For each platform, the loaders in order of preference. The Fleet's outputs decide which loaders are available. If a
-# package contains an iPXE build that uses the firmware's network driver, the list names that build, because Debian 12's
-# iPXE with its own drivers hangs when it returns to the firmware.
-LOADERS: Final = (
-    (Output.IPXE, Platform.BIOS, "loaders/undionly.kpxe"),
-    (Output.IPXE, Platform.X86_64, "loaders/snponly-x86_64.efi"),
-    (Output.IPXE, Platform.AARCH64, "loaders/ipxe-aarch64.efi"),
-    (Output.GRUB, Platform.X86_64, "loaders/grub-x86_64.efi"),
-    (Output.GRUB, Platform.AARCH64, "loaders/grub-aarch64.efi"),
-    (Output.PXELINUX, Platform.BIOS, "loaders/lpxelinux.0"),
-)
-
-
-# The distribution's shim, which starts the signed GRUB of the distribution
-_SHIMS: Final = {Platform.X86_64: "loaders/shimx64.efi", Platform.AARCH64: "loaders/shimaa64.efi"}
-
-
-class Mirror(Struct, frozen=True, kw_only=True):
-    """The base URL, of the Fleet or of a site, from which machines fetch their files."""
-
-    site: str | None  # None: the base URL is for machines without a site
-    base_url: str
-
-    def url(self, path: str) -> str:
-        return f"{self.base_url}/{path}"
-
-    def loader_url(self, path: str) -> str:
-        return self.url(f"assets/{path}")
-
-    @property
-    def ipv4(self) -> IPv4Address | None:
-        """The IPv4 address in the base URL. The host with this address also serves TFTP.
-
-        The value is None if the host in the base URL is not an IPv4 address. dnsmasq then sends its own address as the
-        TFTP server.
-        """
-        try:
-            return IPv4Address(urlsplit(self.base_url).hostname or "")
-        except ValueError:
-            return None
-
-    def tftp_url(self, path: str) -> str:
-        host = urlsplit(self.base_url).hostname or ""
-        return f"tftp://[{host}]/{path}" if ":" in host else f"tftp://{host}/{path}"
-
-
-def list_mirrors(decisions: Decisions) -> tuple[Mirror, ...]:
-    """Return the Fleet's mirror, followed by the mirror of each site."""
-    sites = (Mirror(site=name, base_url=url) for name, url in sorted(decisions.sites.items()))
-    return (Mirror(site=None, base_url=decisions.base_url), *sites)
-
-
-class LoaderOffer(Struct, frozen=True, kw_only=True):
-    """The loader for one kind of DHCP client."""
-
-    client: Client
-    path: str
-    loader: Output
-
-
-def list_loader_offers(decisions: Decisions, preferred: Loader | None = None) -> Iterator[LoaderOffer]:
-    """Yield one loader for each kind of client.
-
-    The loader is ``preferred`` if the client can load it, and otherwise the first available loader.
-    """
-    for client in CLIENTS:
-        found = [
-            LoaderOffer(client=client, path=path, loader=loader)
-            for loader, platform, path in LOADERS
-            if loader in decisions.outputs and platform is client.platform
-        ]
-        preferred_offers = [each for each in found if preferred is not None and each.loader == preferred.lower()]
-        if preferred is Loader.SHIM and Output.GRUB in decisions.outputs and client.platform in _SHIMS:
-            preferred_offers = [LoaderOffer(client=client, path=_SHIMS[client.platform], loader=Output.GRUB)]
-        yield from [*preferred_offers, *found][:1]
-
-
-def list_requested_loaders(decisions: Decisions) -> tuple[Loader, ...]:
-    """Return the loaders that Server documents or the Fleet's hardware entries set, sorted."""
-    return tuple(sorted({each.loader for each in decisions.hosts if each.loader is not None}))
