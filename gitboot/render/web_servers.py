@@ -52,31 +52,27 @@ def render_web_server_files(
     kinds_by_delivery = _group_by_key(
         ((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _COPIED_KINDS
     )
-    endings = _group_by_key((type, ending) for ending, type in ARTIFACT_TYPES.items())
+    endings_by_type = _group_by_key((type, ending) for ending, type in ARTIFACT_TYPES.items())
     replacements = {
-        "nginx_maps": render_nginx_maps(outputs),
+        "nginx_maps": _render_nginx_maps(outputs),
         "nginx_prefixes": _render_nginx_prefixes(prefixes),
         "nginx_deliveries": "".join(
             f'    "~^/(?:{_join_expressions(kinds)})$" "{cache_control}";\n'
             for cache_control, kinds in by_cache_control.items()
         ),
-        "nginx_aliases": render_nginx_locations(outputs),
+        "nginx_aliases": _render_nginx_locations(outputs),
         "nginx_files": "".join(_render_nginx_files(*key, kinds) for key, kinds in kinds_by_delivery.items()),
         "nginx_complete": _NGINX_COMPLETE.replace("@last@", script_path) if script_path is not None else "",
         "caddy_prefixes": _render_caddy_prefixes(prefixes),
-        "caddy_aliases": render_caddy_aliases(outputs),
+        "caddy_aliases": _render_caddy_aliases(outputs),
         "caddy_files": "".join(
             _render_caddy_files(number, *key, kinds_by_delivery[key]) for number, key in enumerate(kinds_by_delivery)
         ),
         "caddy_complete": f"\t\t\tfile /{script_path}\n" if script_path is not None else "",
         "bundled": "|".join(BUNDLED),
         "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
-        "types": "".join(f'        "{type}" {" ".join(each)};\n' for type, each in endings.items()),
-        "type_headers": "".join(
-            f"\t\t@{each[0]} path {' '.join(f'*.{ending}' for ending in each)}\n"
-            f'\t\theader @{each[0]} Content-Type "{type}"\n'
-            for type, each in endings.items()
-        ),
+        "types": "".join(f'        "{type}" {" ".join(endings)};\n' for type, endings in endings_by_type.items()),
+        "type_headers": "".join(_render_caddy_type(type, endings) for type, endings in endings_by_type.items()),
         "nginx_monitors": "".join(f"        allow {network};\n" for network in sorted(monitors)),
         "caddy_monitors": "".join(f" {network}" for network in sorted(monitors)),
         "for_a_year": FOR_A_YEAR,
@@ -93,10 +89,10 @@ V = TypeVar("V")
 
 
 def _group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
-    found: dict[K, list[V]] = {}
+    groups: dict[K, list[V]] = {}
     for key, value in pairs:
-        found.setdefault(key, []).append(value)
-    return found
+        groups.setdefault(key, []).append(value)
+    return groups
 
 
 def _join_expressions(kinds: Iterable[PathKind]) -> str:
@@ -104,9 +100,12 @@ def _join_expressions(kinds: Iterable[PathKind]) -> str:
 
 
 def _escape_path(path: str) -> str:
-    return "".join(
-        each if each.isalnum() or each in "/_-" or not each.isascii() else f"\\x{ord(each):02x}" for each in path
-    )
+    """Return a regular expression that matches exactly this path."""
+
+    def is_literal(character: str) -> bool:
+        return character.isalnum() or character in "/_-" or not character.isascii()
+
+    return "".join(character if is_literal(character) else f"\\x{ord(character):02x}" for character in path)
 
 
 def _decode_path(prefix: str) -> str:
@@ -125,11 +124,16 @@ def _render_nginx_prefixes(prefixes: Sequence[str]) -> str:
     With several base URLs, a path in ``boot/`` may start with the same folder as a base URL. nginx does not rewrite the
     path of an existing file.
     """
-    if not (found := [_escape_path(_decode_path(prefix)) for prefix in prefixes if prefix]):
+    expressions = [_escape_path(_decode_path(prefix)) for prefix in prefixes if prefix]
+    if not expressions:
         return ""
-    line = f'rewrite "^(?:{"|".join(found)})(/.*)$" $1;'
-    lines = [line] if len(prefixes) == 1 else ["if (!-f $request_filename) {", f"    {line}", "}"]
-    return "".join(f"    {each}\n" for each in ("", "# Machines request boot/ below a base URL's path.", *lines))
+    rewrite = f'rewrite "^(?:{"|".join(expressions)})(/.*)$" $1;'
+    lines = ["", "# Machines request boot/ below a base URL's path."]
+    if len(prefixes) == 1:
+        lines.append(rewrite)
+    else:
+        lines += ["if (!-f $request_filename) {", f"    {rewrite}", "}"]
+    return "".join(f"    {line}\n" for line in lines)
 
 
 _BUNDLED_DATA: Final = f"{DATA.expression.rpartition('/')[0]}/(?:{'|'.join(BUNDLED)})"
@@ -149,33 +153,45 @@ def _render_nginx_location(expression: str, delivery: Delivery, type: str, *, by
     """
     types = "" if by_extension else "        types {}\n"
     parts = "" if delivery.has_ranges else "        max_ranges 0;\n"
-    etag = "" if delivery.has_etag else NGINX_WITHOUT_ETAG
+    etag = "" if delivery.has_etag else _NGINX_WITHOUT_ETAG
     return f'    location ~ "^/(?:{expression})$" {{\n{types}        default_type "{type}";\n{parts}{etag}    }}\n\n'
 
 
 def _render_caddy_prefixes(prefixes: Sequence[str]) -> str:
     """Return the directives that remove the base URLs' paths from requests. Caddy still logs the original path."""
-    found = [prefix for prefix in prefixes if prefix]
-    lines = ["# Machines request boot/ below a base URL's path."] if found else []
-    for number, prefix in enumerate(found):
-        file_condition = [] if len(prefixes) == 1 else ["\tnot file {path}"]
-        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_escape_path(_decode_path(prefix))}/", *file_condition, "}"]
-        lines += [f"uri @prefix{number} strip_prefix {prefix}"]
-    return "".join(f"\t\t{line}\n" for line in lines) + ("\n" if found else "")
+    nonempty_prefixes = [prefix for prefix in prefixes if prefix]
+    if not nonempty_prefixes:
+        return ""
+    lines = ["# Machines request boot/ below a base URL's path."]
+    for number, prefix in enumerate(nonempty_prefixes):
+        lines += [f"@prefix{number} {{", f"\tpath_regexp ^{_escape_path(_decode_path(prefix))}/"]
+        if len(prefixes) > 1:
+            lines.append("\tnot file {path}")
+        lines += ["}", f"uri @prefix{number} strip_prefix {prefix}"]
+    return "".join(f"\t\t{line}\n" for line in lines) + "\n"
 
 
 def _render_caddy_files(number: int, delivery: Delivery, type: str | None, kinds: list[PathKind]) -> str:
     matcher = f"@files{number}"
-    lines = [f"{matcher} path_regexp ^/(?:{_join_expressions(kinds)})$"]
-    lines += [f'header {matcher} Cache-Control "{delivery.cache_control}"']
+    lines = [
+        f"{matcher} path_regexp ^/(?:{_join_expressions(kinds)})$",
+        f'header {matcher} Cache-Control "{delivery.cache_control}"',
+    ]
     if not delivery.has_etag:
         lines += [f"request_header {matcher} -{name}" for name in ("If-None-Match", "If-Modified-Since")]
-        lines += [f"header {matcher} -Etag"]
-    if type is None:
-        lines += [f"{matcher}_bundled path_regexp ^/{_BUNDLED_DATA}$"]
-        matcher, type = f"{matcher}_bundled", ContentType.CLOUD_CONFIG
-    lines += [f'header {matcher} Content-Type "{type}"']
+        lines.append(f"header {matcher} -Etag")
+    if type is not None:
+        lines.append(f'header {matcher} Content-Type "{type}"')
+    else:
+        lines.append(f"{matcher}_bundled path_regexp ^/{_BUNDLED_DATA}$")
+        lines.append(f'header {matcher}_bundled Content-Type "{ContentType.CLOUD_CONFIG}"')
     return "".join(f"\t\t{line}\n" for line in lines)
+
+
+def _render_caddy_type(type: str, endings: list[str]) -> str:
+    """Return the lines that set the content type of the files with these endings."""
+    patterns = " ".join(f"*.{ending}" for ending in endings)
+    return f'\t\t@{endings[0]} path {patterns}\n\t\theader @{endings[0]} Content-Type "{type}"\n'
 
 
 _NGINX_COMPLETE: Final = """\
@@ -398,6 +414,10 @@ _CADDY: Final = r"""# A mirror of boot/ for Caddy 2.6 or newer. It answers as gi
 	}
 }
 """
+
+
+# Aliases: paths with a query that identifies the machine, and other names of paths
+
 _BYTE: Final = "([0-9a-f]{2})"
 _FIRST: Final = f"/{FIRST_SCRIPT.removeprefix(BOOT)}"
 _IPXE: Final = "ipxe"  # without a query, this path serves the first script
@@ -433,13 +453,14 @@ def _build_path(kind: PathKind, alias: Alias, variable: str) -> str:
     return f"/{kind.build_path('@', name=alias.name).removeprefix(BOOT).replace('@', variable % kind.identity_kind)}"
 
 
-def render_nginx_maps(outputs: Collection[str]) -> str:
+def _render_nginx_maps(outputs: Collection[str]) -> str:
     """Return the nginx ``map`` blocks that map queries to identities, or "" if the outputs have no aliases."""
     if not _select_aliases(outputs):
         return ""
     maps = "# Map each query to a machine's identity\n"
     for key in _KEYS:
-        groups, expression = [f"gitboot_{key.kind}_{number}" for number in key.groups], key.expression
+        groups = [f"gitboot_{key.kind}_{number}" for number in key.groups]
+        expression = key.expression
         for group in groups:
             expression = expression.replace("([", f"(?<{group}>[", 1)
         value = "-".join(f"${{{group}}}" for group in groups)
@@ -448,49 +469,60 @@ def render_nginx_maps(outputs: Collection[str]) -> str:
     return maps
 
 
-def render_nginx_locations(outputs: Collection[str]) -> str:
+def _render_nginx_locations(outputs: Collection[str]) -> str:
     """Return the nginx locations for aliases.
 
     With these locations, nginx logs the path of the file that it sent. Each path that an alias refers to has its own
     location, because ``try_files`` would treat an unreadable file as absent.
     """
-    chosen = _select_aliases(outputs)
-    known = "".join(_render_nginx_alias(alias) for alias in chosen)
-    return known if any(alias.path == _IPXE for alias in chosen) else f"{_NGINX_IPXE}{known}"
+    aliases = _select_aliases(outputs)
+    locations = "".join(_render_nginx_alias(alias) for alias in aliases)
+    return locations if any(alias.path == _IPXE for alias in aliases) else f"{_NGINX_IPXE}{locations}"
+
+
+class _AliasFile(NamedTuple):
+    """A file that an alias refers to."""
+
+    path: str
+    content_type: str
+    etag_directives: str
 
 
 def _render_nginx_alias(alias: Alias) -> str:
-    first = ""
-    if alias.path == _IPXE:
-        values = "".join(f"$arg_{key.kind}" for key in _KEYS)
-        first = f'        set $gitboot_query "{values}";\n        if ($gitboot_query = "") {{\n'
-        first += f"            rewrite ^ {_FIRST} last;\n        }}\n"
+    """Return one location for each file. If the file is absent, nginx continues with the next location."""
     files = [
-        (_build_path(kind, alias, "$gitboot_%s"), kind.content_type, NGINX_WITHOUT_ETAG)
+        _AliasFile(_build_path(kind, alias, "$gitboot_%s"), kind.content_type, _NGINX_WITHOUT_ETAG)
         for kind in _select_kinds(alias)
     ]
     if alias.path in FOR_UNKNOWN:
-        files.append((f"/{alias.path}", ContentType.TEXT, ""))
-    names = [f"@{re.sub('[^a-z0-9]', '_', alias.path)}_{number}" for number in range(1, len(files))]
-    found = ""
-    for name, next_location, (file, type, etag) in zip(
-        (f"= /{alias.path}", *names), (*names, "@nothing"), files, strict=True
-    ):
-        found += (
-            f'    location {name} {{\n        types {{}}\n        default_type "{type}";\n        max_ranges 0;\n'
-            f"{first}{etag}        rewrite ^ {file} break;\n"
-            f"        error_page 404 = {next_location};\n        error_page 403 500 = @failed;\n    }}\n\n"
+        files.append(_AliasFile(f"/{alias.path}", ContentType.TEXT, ""))
+    internal_name = re.sub("[^a-z0-9]", "_", alias.path)
+    names = [f"= /{alias.path}", *(f"@{internal_name}_{number}" for number in range(1, len(files))), "@nothing"]
+    first_script = _NGINX_FIRST_SCRIPT if alias.path == _IPXE else ""
+    locations = ""
+    for number, file in enumerate(files):
+        locations += (
+            f'    location {names[number]} {{\n        types {{}}\n        default_type "{file.content_type}";\n'
+            f"        max_ranges 0;\n{first_script if number == 0 else ''}{file.etag_directives}"
+            f"        rewrite ^ {file.path} break;\n"
+            f"        error_page 404 = {names[number + 1]};\n        error_page 403 500 = @failed;\n    }}\n\n"
         )
-        first = ""
-    return found
+    return locations
 
 
-NGINX_WITHOUT_ETAG: Final = """\
+_NGINX_WITHOUT_ETAG: Final = """\
         etag off;
         if_modified_since off;
         if ($http_if_none_match = "*") {    # nginx would answer 304 even with `etag off`
             return 412 $gitboot_nothing;
         }
+"""
+# A request without a query gets the first script.
+_NGINX_FIRST_SCRIPT: Final = f"""\
+        set $gitboot_query "{"".join(f"$arg_{key.kind}" for key in _KEYS)}";
+        if ($gitboot_query = "") {{
+            rewrite ^ {_FIRST} last;
+        }}
 """
 _NGINX_IPXE: Final = f"""\
     location = /{_IPXE} {{
@@ -500,26 +532,28 @@ _NGINX_IPXE: Final = f"""\
 """
 
 
-def render_caddy_aliases(outputs: Collection[str]) -> str:
+def _render_caddy_aliases(outputs: Collection[str]) -> str:
     """Return the Caddy directives for all aliases.
 
     Caddy logs the path of the request, so the response names the file in Content-Location (RFC 9110, 8.7).
     """
-    chosen = _select_aliases(outputs)
-    found = ""
-    for key in _KEYS if chosen else ():
+    aliases = _select_aliases(outputs)
+    text = ""
+    for key in _KEYS if aliases else ():
         value = "-".join(f"${{{number}}}" for number in key.groups)
-        found += (
+        text += (
             f"\t\tmap {{http.request.uri.query.{key.kind}}} {{gitboot_{key.kind}}} {{\n"
             f'\t\t\t"~^{key.expression}$" "{value}"\n\t\t\tdefault "-"\n\t\t}}\n'
         )
-    is_query = any(alias.path == _IPXE for alias in chosen)
-    queries = "".join(f"\t\t\tnot query {key.kind}=*\n" for key in _KEYS) if is_query else ""
-    found += f"\t\t@first {{\n\t\t\tpath_regexp ^/{_IPXE}$\n{queries}\t\t}}\n{_render_caddy_route('@first', _FIRST)}"
-    return found + "".join(_render_caddy_alias(number, alias) for number, alias in enumerate(chosen))
+    has_query_alias = any(alias.path == _IPXE for alias in aliases)
+    no_query = "".join(f"\t\t\tnot query {key.kind}=*\n" for key in _KEYS) if has_query_alias else ""
+    text += f"\t\t@first {{\n\t\t\tpath_regexp ^/{_IPXE}$\n{no_query}\t\t}}\n"
+    text += _render_caddy_route("@first", _FIRST)
+    return text + "".join(_render_caddy_alias(number, alias) for number, alias in enumerate(aliases))
 
 
-_CADDY_LOOK: Final = """\
+# Serve the file if it exists. Otherwise, continue with the next directive.
+_CADDY_TRY_FILE: Final = """\
 \t\t\tfile_server {
 \t\t\t\tpass_thru
 \t\t\t\tdisable_canonical_uris
@@ -533,14 +567,15 @@ def _render_caddy_alias(number: int, alias: Alias) -> str:
     The matcher does not distinguish an unreadable file from an absent file. Therefore, if the matcher does not find a
     file, the directives try each file again to produce the correct error.
     """
-    matcher, files = f"@alias{number}", [_build_path(kind, alias, "{gitboot_%s}") for kind in _select_kinds(alias)]
+    matcher = f"@alias{number}"
     path = f"\t\t\tpath_regexp ^/{re.escape(alias.path)}$\n"
-    found = f"{path}\t\t\tfile {{\n\t\t\t\ttry_files {' '.join(files)}\n\t\t\t}}\n"
-    files += [f"/{alias.path}"] if alias.path in FOR_UNKNOWN else []
-    tried = "".join(f"\t\t\trewrite * {file}\n{_CADDY_LOOK}" for file in files[:-1])
-    absent = f"\t\t\theader Cache-Control no-store\n{tried}\t\t\trewrite * {files[-1]}\n"
+    server_files = [_build_path(kind, alias, "{gitboot_%s}") for kind in _select_kinds(alias)]
+    condition = f"{path}\t\t\tfile {{\n\t\t\t\ttry_files {' '.join(server_files)}\n\t\t\t}}\n"
+    *first_files, last_file = [*server_files, f"/{alias.path}"] if alias.path in FOR_UNKNOWN else server_files
+    tries = "".join(f"\t\t\trewrite * {file}\n{_CADDY_TRY_FILE}" for file in first_files)
+    absent = f"\t\t\theader Cache-Control no-store\n{tries}\t\t\trewrite * {last_file}\n"
     return (
-        f"\t\t{matcher} {{\n{found}\t\t}}\n{_render_caddy_route(matcher, '{http.matchers.file.relative}')}"
+        f"\t\t{matcher} {{\n{condition}\t\t}}\n{_render_caddy_route(matcher, '{http.matchers.file.relative}')}"
         f"\t\t{matcher}_absent {{\n{path}\t\t}}\n\t\troute {matcher}_absent {{\n{absent}\t\t}}\n"
     )
 
