@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -18,6 +18,109 @@ from gitboot.resolve.user_data_formats import find_volume, format_meta_data, par
 
 if TYPE_CHECKING:
     from gitboot.resolve.server_plan import BootPlan
+
+# The matchbox path of each format. All other formats use /generic (matchbox: docs/api-http.md).
+_MATCHBOX: Final = {
+    UserDataFormat.IGNITION: "ignition",
+    UserDataFormat.CLOUD_INIT: "cloud",
+    UserDataFormat.AUTOINSTALL: "cloud",
+}
+
+
+def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """Yield the user data of a plan.
+
+    The paths are below ``o/``. There are also paths with the UUID, and paths with the token of a one-time boot.
+
+    Only endpoints serve secrets. `server_files` does not write the secrets to the output tree.
+    """
+    if plan is not None and plan.boot is not None and plan.boot.user_data is not None:
+        yield from render_immutable(plan.boot.user_data)
+    if plan is None or plan.user_data is None:
+        return
+    yield from render_immutable(plan.user_data)
+    if parse_family(plan.user_data.format) is UserDataFormat.IGNITION:
+        text = insert_attempt_token("".join(plan.user_data.files.values()), decision, plan)
+        document = File(text.encode(), ContentType.IGNITION)
+        yield from ((paths.IGNITION.build_path(uuid), document) for uuid in lookup_uuids(plan.uuid))
+    if plan.data_medium is not None:
+        medium = File(_build_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
+        yield paths.MEDIUM.build_path(plan.uuid, plan.data_medium), medium
+    if plan.data is not None:
+        for name, text in _list_requested_files(plan.user_data):
+            file = File(insert_attempt_token(text, decision, plan).encode(), paths.find_artifact_type(name))
+            yield from ((paths.DATA.build_path(mac, plan.data, name), file) for mac in decision.macs)
+        tokens = [token for token in (decision.token, plan.token) if token is not None]
+        for name, text in plan.user_data.secrets.items():
+            file = File(text.encode(), ContentType.OCTETS)
+            yield from ((paths.SECRET.build_path(mac, token, name), file) for token in tokens for mac in decision.macs)
+
+
+def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
+    found = find_volume(user_data.format)
+    assert found is not None  # noqa: S101 - rule R6 rejects a format without a volume
+    label, folder = found
+    files = {name: insert_attempt_token(text, decision, plan) for name, text in _list_requested_files(user_data)}
+    # Talos reads the files of NoCloud, which have fixed names
+    if parse_family(user_data.format) is UserDataFormat.TALOS:
+        meta_data = format_meta_data({"instance-id": plan.uuid, "local-hostname": plan.server})
+        files = {"user-data": "".join(files.values()), "meta-data": meta_data}
+    return build_iso(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
+
+
+def _list_requested_files(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
+    """Yield the user data files, and an empty vendor-data file if cloud-init would fetch one.
+
+    If vendor-data does not exist, cloud-init tries to fetch this file ten times, once a second.
+    """
+    yield from user_data.files.items()
+    if "meta-data" in user_data.files and "vendor-data" not in user_data.files:
+        yield "vendor-data", ""
+
+
+def insert_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
+    """Replace the first attempt's token in ``text`` with the token of this attempt.
+
+    The installer uses the token to report its result.
+    """
+    if plan.token is None or decision.token is None:
+        return text
+    return replace_token(text, decision.token, plan.token)
+
+
+def render_immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
+    """Yield the user data files. The name of their folder is the digest of the files."""
+    for name, text in user_data.files.items():
+        yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.find_artifact_type(name))
+
+
+def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """Yield all files of ``nocloud/<uuid>/``, which a NoCloud seed with ``__dmi.system-uuid__`` reads.
+
+    Files without content are empty files, because cloud-init fetches every file, and waits for a missing file
+    (cloud-init: DataSourceNoCloud, util.read_seeded).
+    """
+    user_data = plan.user_data if plan is not None else None
+    if plan is None or user_data is None or "meta-data" not in user_data.files:
+        return
+    for name in BUNDLED:
+        text = insert_attempt_token(user_data.files.get(name, ""), decision, plan)
+        file = File(text.encode(), ContentType.CLOUD_CONFIG)
+        yield from ((paths.NOCLOUD.build_path(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
+
+
+def render_matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
+    """Yield the user data for each MAC address, at the path that matchbox clients use for its format."""
+    user_data = plan.user_data if plan is not None else None
+    if plan is None or user_data is None:
+        return
+    path_name = _MATCHBOX.get(parse_family(user_data.format), "generic")
+    text = next(text for name, text in user_data.files.items() if name not in BUNDLED or name == "user-data")
+    file = File(insert_attempt_token(text, decision, plan).encode())
+    yield from ((paths.USER_DATA.build_path(mac, name=path_name), file) for mac in decision.macs)
+
+
+# ISO images (ECMA-119) with Rock Ridge and Joliet names
 
 _SECTOR: Final = 2048
 # the first sector of the descriptors; the sectors before it are for boot code, and are empty here
@@ -75,9 +178,23 @@ def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
     path_tables = {encoding: _build_path_tables(encoding, folder_sectors, folders) for encoding in (_PLAIN, _JOLIET)}
     sectors = [
         bytes(_DESCRIPTORS * _SECTOR),
-        _build_descriptor(1, label.encode(), b"", size, tables, path_tables[_PLAIN], folder_sectors[_PLAIN, ""]),
         _build_descriptor(
-            2, label.encode("utf-16-be"), b"%/E", size, tables + 2, path_tables[_JOLIET], folder_sectors[_JOLIET, ""]
+            kind=1,
+            label=label.encode(),
+            escape=b"",
+            size=size,
+            tables=tables,
+            path_tables=path_tables[_PLAIN],
+            root_sector=folder_sectors[_PLAIN, ""],
+        ),
+        _build_descriptor(
+            kind=2,
+            label=label.encode("utf-16-be"),
+            escape=b"%/E",
+            size=size,
+            tables=tables + 2,
+            path_tables=path_tables[_JOLIET],
+            root_sector=folder_sectors[_JOLIET, ""],
         ),
         _pad_to_sector(b"\xffCD001\x01"),
         *(_pad_to_sector(table) for encoding in (_PLAIN, _JOLIET) for table in path_tables[encoding]),
@@ -88,11 +205,17 @@ def build_iso(label: str, files: Mapping[str, bytes]) -> bytes:
 
 
 def _build_descriptor(
-    kind: int, label: bytes, escape: bytes, size: int, tables: int, path_tables: tuple[bytes, bytes], root_sector: int
+    *,
+    kind: int,  # 1: the primary volume descriptor; 2: the supplementary descriptor for Joliet
+    label: bytes,
+    escape: bytes,
+    size: int,  # of the volume, in sectors
+    tables: int,  # the first of the two sectors with the path tables
+    path_tables: tuple[bytes, bytes],
+    root_sector: int,
 ) -> bytes:
-    """Return the primary volume descriptor, or the supplementary descriptor for Joliet (ECMA-119, 8.4 and 8.5)."""
+    """Return a volume descriptor (ECMA-119, 8.4 and 8.5)."""
     space = b" " if kind == 1 else b"\0 "
-    little, _ = path_tables
     return _pad_to_sector(
         bytes((kind,))
         + b"CD001\x01\0"
@@ -103,7 +226,7 @@ def _build_descriptor(
         + escape.ljust(32, b"\0")
         + _encode_both_orders_short(1) * 2
         + _encode_both_orders_short(_SECTOR)
-        + _encode_both_orders(len(little))
+        + _encode_both_orders(len(path_tables[0]))
         + struct.pack("<II", tables, 0)
         + struct.pack(">II", tables + 1, 0)
         + _build_record(b"\0", root_sector, _SECTOR, is_folder=True)
@@ -129,48 +252,50 @@ def _build_path_tables(
     return tables[0], tables[1]
 
 
+class _Entry(NamedTuple):
+    """A file or a folder of the volume."""
+
+    name: str
+    sector: int
+    size: int  # in bytes
+    is_folder: bool
+
+
 def _build_folder(
     encoding: _NameEncoding,
     folder: str,
     folder_sectors: Mapping[tuple[_NameEncoding, str], int],
     extents: Mapping[str, tuple[int, int]],
 ) -> bytes:
-    own_sector, root_sector = folder_sectors[encoding, folder], folder_sectors[encoding, ""]
-    files = {
-        encoding.encode(path.rpartition("/")[2], False): (path.rpartition("/")[2], *extent)
-        for path, extent in extents.items()
-        if path.rpartition("/")[0] == folder
-    }
-    folder_names = sorted(each for _, each in folder_sectors if each) if not folder else []
-    subfolders = {
-        encoding.encode(each, True): (each, folder_sectors[encoding, each]) for each in dict.fromkeys(folder_names)
-    }
-    own_fields = (_SP if not folder else b"") + _build_mode(True, 2 + len(subfolders)) + (_ER if not folder else b"")
+    """Return the sector with the records of a folder. ``extents`` are the first sector and the size of each file."""
+    entries: dict[bytes, _Entry] = {}  # by encoded name
+    for path, (sector, size) in extents.items():
+        parent, _, name = path.rpartition("/")
+        if parent == folder:
+            entries[encoding.encode(name, False)] = _Entry(name, sector, size, is_folder=False)
+    if not folder:  # folders are not nested
+        for (folder_encoding, name), sector in folder_sectors.items():
+            if folder_encoding is encoding and name:
+                entries[encoding.encode(name, True)] = _Entry(name, sector, _SECTOR, is_folder=True)
+
+    def build_record(encoded_name: bytes, entry: _Entry, system_use: bytes) -> bytes:
+        fields = system_use if encoding.has_rock_ridge else b""
+        return _build_record(encoded_name, entry.sector, entry.size, is_folder=entry.is_folder, system_use=fields)
+
+    own_entry = _Entry(".", folder_sectors[encoding, folder], _SECTOR, is_folder=True)
+    own_mode = _build_mode(True, 2 + sum(entry.is_folder for entry in entries.values()))
+    parent_entry = _Entry("..", folder_sectors[encoding, ""], _SECTOR, is_folder=True)
     records = [
-        _build_record(
-            b"\0", own_sector, _SECTOR, is_folder=True, system_use=own_fields if encoding.has_rock_ridge else b""
-        ),
-        _build_record(
-            b"\1",
-            root_sector,
-            _SECTOR,
-            is_folder=True,
-            system_use=_build_mode(True, 2) if encoding.has_rock_ridge else b"",
-        ),
+        build_record(b"\0", own_entry, own_mode if folder else _SP + own_mode + _ER),
+        build_record(b"\1", parent_entry, _build_mode(True, 2)),
     ]
-    for encoded_name in sorted({*files, *subfolders}):
-        if encoded_name in files:
-            name, sector, size = files[encoded_name]
-        else:
-            (name, sector), size = subfolders[encoded_name], _SECTOR
-        is_folder = encoded_name in subfolders
-        mode = _build_mode(is_folder, 2 if is_folder else 1)
-        rock_ridge_name = b"NM" + bytes((5 + len(name), 1, 0)) + name.encode()  # the NM field of RRIP
-        system_use = mode + rock_ridge_name if encoding.has_rock_ridge else b""
-        records.append(_build_record(encoded_name, sector, size, is_folder=is_folder, system_use=system_use))
-    found = b"".join(records)
-    assert len(found) <= _SECTOR, folder  # noqa: S101 - user data has few files
-    return _pad_to_sector(found)
+    for encoded_name, entry in sorted(entries.items()):
+        mode = _build_mode(entry.is_folder, 2 if entry.is_folder else 1)
+        rock_ridge_name = b"NM" + bytes((5 + len(entry.name), 1, 0)) + entry.name.encode()  # the NM field of RRIP
+        records.append(build_record(encoded_name, entry, mode + rock_ridge_name))
+    content = b"".join(records)
+    assert len(content) <= _SECTOR, folder  # noqa: S101 - user data has few files
+    return _pad_to_sector(content)
 
 
 def _build_record(name: bytes, sector: int, size: int, *, is_folder: bool, system_use: bytes = b"") -> bytes:
@@ -212,105 +337,3 @@ def _pad_to_even(data: bytes) -> bytes:
 
 def _pad_to_sector(data: bytes) -> bytes:
     return data + bytes(-len(data) % _SECTOR)
-
-
-def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the user data of a plan.
-
-    The paths are below ``o/``. There are also paths with the UUID, and paths with the token of a one-time boot.
-
-    Only endpoints serve secrets. `server_files` does not write the secrets to the output tree.
-    """
-    if plan is not None and plan.boot is not None and plan.boot.user_data is not None:
-        yield from render_immutable(plan.boot.user_data)
-    if plan is None or plan.user_data is None:
-        return
-    yield from render_immutable(plan.user_data)
-    if parse_family(plan.user_data.format) is UserDataFormat.IGNITION:
-        text = insert_attempt_token("".join(plan.user_data.files.values()), decision, plan)
-        document = File(text.encode(), ContentType.IGNITION)
-        yield from ((paths.IGNITION.build_path(uuid), document) for uuid in lookup_uuids(plan.uuid))
-    if plan.data_medium is not None:
-        medium = File(_build_medium(plan.user_data, decision, plan), paths.MEDIUM.content_type)
-        yield paths.MEDIUM.build_path(plan.uuid, plan.data_medium), medium
-    if plan.data is not None:
-        for name, text in _list_requested_files(plan.user_data):
-            file = File(insert_attempt_token(text, decision, plan).encode(), paths.find_artifact_type(name))
-            yield from ((paths.DATA.build_path(mac, plan.data, name), file) for mac in decision.macs)
-        tokens = [each for each in (decision.token, plan.token) if each is not None]
-        for name, text in plan.user_data.secrets.items():
-            file = File(text.encode(), ContentType.OCTETS)
-            yield from ((paths.SECRET.build_path(mac, token, name), file) for token in tokens for mac in decision.macs)
-
-
-def _build_medium(user_data: UserDataFiles, decision: Decision, plan: BootPlan) -> bytes:
-    found = find_volume(user_data.format)
-    assert found is not None  # noqa: S101 - rule R6 rejects a format without a volume
-    label, folder = found
-    files = {name: insert_attempt_token(text, decision, plan) for name, text in _list_requested_files(user_data)}
-    # Talos reads the files of NoCloud, which have fixed names
-    if parse_family(user_data.format) is UserDataFormat.TALOS:
-        meta_data = format_meta_data({"instance-id": plan.uuid, "local-hostname": plan.server})
-        files = {"user-data": "".join(files.values()), "meta-data": meta_data}
-    return build_iso(label, {f"{folder}{name}": text.encode() for name, text in files.items()})
-
-
-def _list_requested_files(user_data: UserDataFiles) -> Iterator[tuple[str, str]]:
-    """Yield the user data files, and an empty vendor-data file if cloud-init would fetch one.
-
-    If vendor-data does not exist, cloud-init tries to fetch this file ten times, once a second.
-    """
-    yield from user_data.files.items()
-    if "meta-data" in user_data.files and "vendor-data" not in user_data.files:
-        yield "vendor-data", ""
-
-
-def insert_attempt_token(text: str, decision: Decision, plan: BootPlan) -> str:
-    """Replace the first attempt's token in ``text`` with the token of this attempt.
-
-    The installer uses the token to report its result.
-    """
-    if plan.token is None or decision.token is None:
-        return text
-    return replace_token(text, decision.token, plan.token)
-
-
-def render_immutable(user_data: UserDataFiles) -> Iterator[tuple[str, File]]:
-    """Yield the user data files. The name of their folder is the digest of the files."""
-    for name, text in user_data.files.items():
-        yield f"boot/{user_data.folder}/{name}", File(text.encode(), paths.find_artifact_type(name))
-
-
-# The matchbox path of each format. All other formats use /generic (matchbox: docs/api-http.md).
-_MATCHBOX: Final = {
-    UserDataFormat.IGNITION: "ignition",
-    UserDataFormat.CLOUD_INIT: "cloud",
-    UserDataFormat.AUTOINSTALL: "cloud",
-}
-
-
-def render_nocloud(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield all files of ``nocloud/<uuid>/``, which a NoCloud seed with ``__dmi.system-uuid__`` reads.
-
-    Files without content are empty files, because cloud-init fetches every file, and waits for a missing file
-    (cloud-init: DataSourceNoCloud, util.read_seeded).
-    """
-    user_data = plan.user_data if plan is not None else None
-    if plan is None or user_data is None or "meta-data" not in user_data.files:
-        return
-    for name in BUNDLED:
-        file = File(
-            insert_attempt_token(user_data.files.get(name, ""), decision, plan).encode(), ContentType.CLOUD_CONFIG
-        )
-        yield from ((paths.NOCLOUD.build_path(uuid, name=name), file) for uuid in lookup_uuids(plan.uuid))
-
-
-def render_matchbox(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
-    """Yield the user data for each MAC address, at the path that matchbox clients use for its format."""
-    user_data = plan.user_data if plan is not None else None
-    if plan is None or user_data is None:
-        return
-    name = _MATCHBOX.get(parse_family(user_data.format), "generic")
-    text = next(text for each, text in user_data.files.items() if each not in BUNDLED or each == "user-data")
-    file = File(insert_attempt_token(text, decision, plan).encode())
-    yield from ((paths.USER_DATA.build_path(mac, name=name), file) for mac in decision.macs)
