@@ -122,18 +122,17 @@ def list_alias_paths(alias: Alias, identity: QueryIdentity, uuid: str, macs: Col
     address of an interface that may not boot does not select a boot script.
     """
     machine_identities = {IdentityKind.UUID: uuid, IdentityKind.MAC: next(iter(macs), None)}
+    identifies_machine = identity.kind in (IdentityKind.MAC, IdentityKind.UUID, IdentityKind.SERIAL)
+    token = identity.value if identity.kind is IdentityKind.TOKEN else ""
     for kind in alias.kinds:
-        is_same_kind = identity.kind is kind.identity_kind
-        if (
-            not is_same_kind
-            and kind.role is Role.BOOT_SCRIPT
-            and identity.kind in (IdentityKind.MAC, IdentityKind.UUID, IdentityKind.SERIAL)
-        ):
+        if kind.identity_kind is identity.kind:
+            value: str | None = identity.value
+        elif kind.role is Role.BOOT_SCRIPT and identifies_machine:
             continue
-        if (value := identity.value if is_same_kind else machine_identities.get(kind.identity_kind)) is not None:
-            yield kind.build_path(
-                value, identity.value if identity.kind is IdentityKind.TOKEN else "", alias.name
-            ).removeprefix(BOOT)
+        else:
+            value = machine_identities.get(kind.identity_kind)
+        if value is not None:
+            yield kind.build_path(value, token, alias.name).removeprefix(BOOT)
 
 
 def find_boot_script_path(path: str, query: Mapping[str, str]) -> str:
@@ -185,9 +184,13 @@ def render_unknown_http_boot(decisions: Decisions) -> Iterator[tuple[str, File]]
     from gitboot.model.server import Architecture  # imported here, because endpoints start without the model
 
     boots = decisions.unknown or {}
-    images = [boots[each].files for each in (Architecture.X86_64, Architecture.AARCH64) if each in boots]
-    if (file := next(filter(None, (each.uki or each.loader or each.iso for each in images)), None)) is not None:
-        yield paths.UNKNOWN_HTTP_BOOT, File(encode_canonical({"UKIURL": file.url}) + b"\n", ContentType.JSON)
+    for architecture in (Architecture.X86_64, Architecture.AARCH64):
+        if architecture not in boots:
+            continue
+        files = boots[architecture].files
+        if (file := files.uki or files.loader or files.iso) is not None:
+            yield paths.UNKNOWN_HTTP_BOOT, File(encode_canonical({"UKIURL": file.url}) + b"\n", ContentType.JSON)
+            return
 
 
 def render_pixiecore(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
@@ -217,13 +220,12 @@ def render_boot_parameters(decision: Decision, plan: BootPlan | None) -> Iterato
     arguments = ""
     boot = plan.boot if plan is not None and not plan.writes_disk else None
     if boot is not None and not boot.is_direct:
-        initrds = [each.url for each in boot.files.initrds]
         arguments = build_command_line(boot.kernel_arguments)
         parameters |= {"kernel": boot.loaded_kernel.url, "params": arguments}
-        parameters |= {"initrd": initrds[0]} if initrds else {}
+        if boot.files.initrds:
+            parameters["initrd"] = boot.files.initrds[0].url
     for mac in decision.macs:
-        nic_parameters = {"params": fill_boot_nic(arguments, mac)} if has_boot_nic_placeholder(arguments) else {}
-        yield (
-            paths.BOOT_PARAMETERS.build_path(mac),
-            File(encode_canonical([parameters | nic_parameters]) + b"\n", ContentType.JSON),
-        )
+        if has_boot_nic_placeholder(arguments):
+            parameters["params"] = fill_boot_nic(arguments, mac)
+        content = encode_canonical([parameters]) + b"\n"
+        yield paths.BOOT_PARAMETERS.build_path(mac), File(content, ContentType.JSON)

@@ -102,8 +102,8 @@ class PublishedServer(Struct, frozen=True, kw_only=True):
     def stored_paths(self) -> dict[str, str]:
         """The paths of the contents that the output tree stores as separate files, by sha256."""
         return {
-            each.sha256: path
-            for path, each in self.files.items()
+            file.sha256: path
+            for path, file in self.files.items()
             if path.startswith(IMMUTABLE) or find_non_script_kind(path) is MEDIUM
         }
 
@@ -122,12 +122,12 @@ def find_version(versions: tuple[PathVersion, ...], at: datetime) -> tuple[PathV
 
     Each value is None if there is no such version.
     """
-    found = None
+    current = None
     for version in versions:
         if version.since is not None and at < version.since:
-            return found, version.since
-        found = version
-    return found, None
+            return current, version.since
+        current = version
+    return current, None
 
 
 def render_state(state: PublishedServer) -> bytes:
@@ -139,9 +139,12 @@ def render_state(state: PublishedServer) -> bytes:
         "shows": {kind: list(values) for kind, values in state.shows.items()},
         "summary": state.summary,
         "plan": state.plan,
-        "files": {path: {"sha256": each.sha256, "size": each.size} for path, each in state.files.items()},
+        "files": {path: {"sha256": file.sha256, "size": file.size} for path, file in state.files.items()},
         "contents": state.contents,
-        "paths": {path.removeprefix(BOOT): list(map(_encode_version, each)) for path, each in state.paths.items()},
+        "paths": {
+            path.removeprefix(BOOT): [_encode_version(version) for version in versions]
+            for path, versions in state.paths.items()
+        },
     }
     return encode_canonical(document) + b"\n"
 
@@ -176,10 +179,10 @@ def parse_outline(data: bytes) -> Outline:
     from msgspec import DecodeError  # imported here, because an endpoint serves boot scripts without it
 
     try:
-        found = _build_outline_decoder().decode(data)
+        outline = _build_outline_decoder().decode(data)
     except DecodeError as error:
         raise ValueError(f"the file does not contain a server's state: {error}") from error
-    return Outline(found.identities, tuple(found.files))
+    return Outline(outline.identities, tuple(outline.files))
 
 
 @cache
@@ -204,25 +207,25 @@ def parse_state(data: bytes) -> PublishedServer:
             shows={kind: tuple(values) for kind, values in document["shows"].items()},
             summary=document["summary"],
             plan=document["plan"],
-            files={path: ListedFile(each["sha256"], each["size"]) for path, each in document["files"].items()},
+            files={path: ListedFile(file["sha256"], file["size"]) for path, file in document["files"].items()},
             contents=document["contents"],
-            paths={BOOT + path: tuple(map(_parse_version, each)) for path, each in document["paths"].items()},
+            paths={BOOT + path: tuple(map(_parse_version, versions)) for path, versions in document["paths"].items()},
         )
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the file does not contain a server's state: {error!r}") from error
 
 
 def _parse_version(fields: Mapping[str, Any]) -> PathVersion:
-    writes, write = fields.get("writes"), None
-    if writes is not None:
-        write = DiskWrite(
-            once=writes["once"],
-            offer=writes["offer"],
-            fallback=writes["fallback"],
-            hop=writes["hop"],
-            needs=tuple(NeededFile(path, size) for path, size in writes["needs"]),
-            report=writes.get("report"),
-            in_copies=writes.get("inCopies", False),
+    write_fields, disk_write = fields.get("writes"), None
+    if write_fields is not None:
+        disk_write = DiskWrite(
+            once=write_fields["once"],
+            offer=write_fields["offer"],
+            fallback=write_fields["fallback"],
+            hop=write_fields["hop"],
+            needs=tuple(NeededFile(path, size) for path, size in write_fields["needs"]),
+            report=write_fields.get("report"),
+            in_copies=write_fields.get("inCopies", False),
         )
     return PathVersion(
         since=datetime.fromisoformat(fields["since"]) if "since" in fields else None,
@@ -230,7 +233,7 @@ def _parse_version(fields: Mapping[str, Any]) -> PathVersion:
         content_type=fields["type"],
         role=Role(fields["role"]),
         digest=fields.get("digest"),
-        writes=write,
+        writes=disk_write,
         in_window=fields.get("inWindow", False),
     )
 
@@ -365,21 +368,17 @@ def listing_name(path: str) -> str:
 def build_window_end(since: datetime, before: Files, after: Files) -> WindowEnd:
     """Return the changes that a copy makes at the end of a window.
 
-    ``before`` and ``after`` are the tree's files before and after the end. Omit paths with a token, because the list
-    must not contain these paths and boot scripts do not refer to them after the window.
+    ``before`` and ``after`` are the tree's files before and after the end. The result omits paths with a token, because
+    the list must not contain these paths and boot scripts do not refer to them after the window.
     """
-    digests = {path: (file.sha256 if (file := after.get(path)) else None) for path in sorted({*before, *after})}
-    return WindowEnd(
-        since,
-        {
-            path: after.get(path)
-            for path, digest in digests.items()
-            if (path not in before or before[path].sha256 != digest)
-            and path.startswith(BOOT)
-            and not is_immutable(path)
-            and listing_name(path) == path.removeprefix(BOOT)
-        },
-    )
+    changed: dict[str, File | None] = {}
+    for path in sorted({*before, *after}):
+        if not path.startswith(BOOT) or is_immutable(path) or listing_name(path) != path.removeprefix(BOOT):
+            continue
+        old_file, new_file = before.get(path), after.get(path)
+        if old_file is None or new_file is None or old_file.sha256 != new_file.sha256:
+            changed[path] = new_file
+    return WindowEnd(since, changed)
 
 
 def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[str, tuple[FileVersion, ...]]:
@@ -388,29 +387,31 @@ def build_file_versions(trees: Sequence[tuple[datetime | None, Files]]) -> dict[
     ``trees`` contains pairs of an instant and the files that the output tree contains from this instant on.
     """
     if len(trees) == 1:  # most servers have only one version of each file
-        [(since, files)] = trees
+        since, files = trees[0]
         return {
             path: (FileVersion(since, file.sha256, len(file.content)),)
             for path, file in files.items()
             if path.startswith(BOOT)
         }
-    found: dict[str, tuple[FileVersion, ...]] = {}
+    versions_by_path: dict[str, tuple[FileVersion, ...]] = {}
     for path in sorted({path for _, files in trees for path in files if path.startswith(BOOT)}):
-        path_versions: list[FileVersion] = []
+        versions: list[FileVersion] = []
+        last_content: tuple[str | None, int] = None, 0
         for since, files in trees:
             file = files.get(path)
-            version = FileVersion(since, file.sha256, len(file.content)) if file else FileVersion(since, None, 0)
-            if version[1:] != (path_versions[-1][1:] if path_versions else (None, 0)):
-                path_versions.append(version)
-        found[path] = tuple(path_versions)
-    return found
+            content = (file.sha256, len(file.content)) if file is not None else (None, 0)
+            if content != last_content:
+                versions.append(FileVersion(since, *content))
+                last_content = content
+        versions_by_path[path] = tuple(versions)
+    return versions_by_path
 
 
 def build_shared_listing(files: Iterable[tuple[str, ListedFile]]) -> Listing:
     """Return the listing of the boot files that do not belong to a server."""
     return Listing(
         server=None,
-        files={path: (FileVersion(None, *each),) for path, each in files if path.startswith(BOOT)},
+        files={path: (FileVersion(None, file.sha256, file.size),) for path, file in files if path.startswith(BOOT)},
     )
 
 
@@ -430,10 +431,10 @@ def render_listing(listing: Listing) -> bytes:
         "ends": end,
         "files": {
             listing_name(path): [
-                [format_instant(each.since) if each.since is not None else None, each.sha256, each.size]
-                for each in found
+                [format_instant(version.since) if version.since is not None else None, version.sha256, version.size]
+                for version in versions
             ]
-            for path, found in listing.files.items()
+            for path, versions in listing.files.items()
         },
         "server": listing.server,
     }
@@ -467,17 +468,17 @@ def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
 
 def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
     """Parse a shard that `render_shard` wrote. Raises `ValueError` if the content is not a shard."""
-    found = json.loads(data)
-    if not isinstance(found, dict) or not all(isinstance(names, list) for names in found.values()):
+    shard = json.loads(data)
+    if not isinstance(shard, dict) or not all(isinstance(names, list) for names in shard.values()):
         raise ValueError("the file is not an index shard")
-    return {identity: tuple(map(str, names)) for identity, names in found.items()}
+    return {identity: tuple(map(str, names)) for identity, names in shard.items()}
 
 
 def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, tuple[str, ...]]]:
     """Return all shards by path. ``identities`` are the identities of each server, by server name."""
     shards: dict[str, dict[str, set[str]]] = {}
-    for server, found in identities.items():
-        for identity in found:
+    for server, server_identities in identities.items():
+        for identity in server_identities:
             shards.setdefault(shard_path(identity), {}).setdefault(identity, set()).add(server)
     return {
         path: {identity: tuple(sorted(names)) for identity, names in shard.items()} for path, shard in shards.items()
@@ -486,9 +487,9 @@ def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, 
 
 def update_shard(shard: Shard, removed_pairs: Iterable[Pair], added_pairs: Iterable[Pair]) -> Shard:
     """Remove pairs from a shard and add other pairs. Remove identities that then have no server."""
-    names = {identity: set(each) for identity, each in shard.items()}
+    servers = {identity: set(names) for identity, names in shard.items()}
     for identity, server in removed_pairs:
-        names.get(identity, set()).discard(server)
+        servers.get(identity, set()).discard(server)
     for identity, server in added_pairs:
-        names.setdefault(identity, set()).add(server)
-    return {identity: tuple(sorted(each)) for identity, each in names.items() if each}
+        servers.setdefault(identity, set()).add(server)
+    return {identity: tuple(sorted(names)) for identity, names in servers.items() if names}

@@ -95,20 +95,22 @@ def render_history(changes: Iterable[FileChanges]) -> bytes:
     commits: list[dict[str, Any]] = []
     files: dict[str, list[int]] = {}
     remaining = MAX_HISTORY_PATHS
-    for each in changes:
-        if not each.files:
+    for change in changes:
+        if not change.files:
             continue
-        if is_listed := len(each.files) <= remaining:
-            remaining -= len(each.files)
-            for path in each.files:
+        is_listed = len(change.files) <= remaining
+        if is_listed:
+            remaining -= len(change.files)
+            for path in change.files:
                 files.setdefault(path, []).append(len(commits))
+        commit = change.commit
         commits.append(
             {
-                "commit": each.commit.revision,
-                "at": format_instant(each.commit.date),
-                "author": each.commit.author.rpartition(" <")[0][:_MAX_TEXT],
-                "subject": each.commit.subject[:_MAX_TEXT],
-                "files": len(each.files),
+                "commit": commit.revision,
+                "at": format_instant(commit.date),
+                "author": commit.author.rpartition(" <")[0][:_MAX_TEXT],
+                "subject": commit.subject[:_MAX_TEXT],
+                "files": len(change.files),
                 "listed": is_listed,
             }
         )
@@ -140,10 +142,10 @@ Members = Mapping[str, frozenset[SystemUuid]]  # the machines with a record, by 
 
 def group_by_shard(machines: Iterable[SystemUuid]) -> Members:
     """Group machines by the shard that contains their records."""
-    found: dict[str, set[SystemUuid]] = {}
+    members: dict[str, set[SystemUuid]] = {}
     for uuid in machines:
-        found.setdefault(shard_name(uuid), set()).add(uuid)
-    return {shard: frozenset(each) for shard, each in sorted(found.items())}
+        members.setdefault(shard_name(uuid), set()).add(uuid)
+    return {shard: frozenset(uuids) for shard, uuids in sorted(members.items())}
 
 
 def update_members(
@@ -153,8 +155,10 @@ def update_members(
     after = dict(members)
     for uuid in changed_uuids:
         shard = shard_name(uuid)
-        others = after.pop(shard, frozenset()) - {uuid}
-        if shard_members := others | {uuid} if has_record(uuid) else others:
+        shard_members = after.pop(shard, frozenset()) - {uuid}
+        if has_record(uuid):
+            shard_members |= {uuid}
+        if shard_members:
             after[shard] = shard_members
     return after
 
@@ -167,16 +171,15 @@ def render_record_files(
     With ``changed_uuids``, return only the files that contain or contained one of these machines.
     """
     shards = sorted(members if changed_uuids is None else {shard_name(uuid) for uuid in changed_uuids})
+    files: dict[str, File] = {}
+    for shard in shards:
+        if shard in members:
+            found_records = {uuid: find_record(uuid) for uuid in members[shard]}
+            records = {uuid: record for uuid, record in found_records.items() if record is not None}
+            files[_build_record_path(shard)] = File(encode_records(records), ContentType.JSON)
     return FileUpdates(
-        files={
-            _build_record_path(shard): File(
-                encode_records({uuid: found for uuid in members[shard] if (found := find_record(uuid)) is not None}),
-                ContentType.JSON,
-            )
-            for shard in shards
-            if shard in members
-        },
-        removed=frozenset(_build_record_path(each) for each in shards if each not in members),
+        files=files,
+        removed=frozenset(_build_record_path(shard) for shard in shards if shard not in members),
         is_whole=changed_uuids is None,
     )
 

@@ -91,9 +91,8 @@ def _parse_serial(text: str) -> str:
 
 class _IdentityFormat(NamedTuple):
     canonical: str  # a regular expression for the output tree's spelling
-    parse: Callable[
-        [str], str
-    ]  # converts to the output tree's spelling; raises Malformed if the text is not an identity
+    # converts to the output tree's spelling; raises Malformed if the text is not an identity
+    parse: Callable[[str], str]
 
 
 _IDENTITIES: Final = {
@@ -246,7 +245,8 @@ def format_identity(kind: IdentityKind, value: str) -> str:
 
 
 def _compile_alternatives(expressions: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(f"({each})" for each in expressions))
+    """Return a pattern in which the number of the matching group is the number of the expression, from 1."""
+    return re.compile("|".join(f"({expression})" for expression in expressions))
 
 
 # number of cached paths; gitboot looks up each path of a server several times when it renders and publishes the server
@@ -260,8 +260,8 @@ def find_path_kind(path: str) -> PathKind | None:
 
     Return None if the path does not belong to a server, or if the content of its file never changes.
     """
-    found = _PATH_PATTERN.fullmatch(path)
-    return TABLE[found.lastindex - 1] if found is not None and found.lastindex is not None else None
+    match = _PATH_PATTERN.fullmatch(path)
+    return TABLE[match.lastindex - 1] if match is not None and match.lastindex is not None else None
 
 
 _NON_SCRIPT_KINDS: Final = (IGNITION, DATA, SECRET, MEDIUM, NOCLOUD, USER_DATA, *REPORTS)
@@ -274,8 +274,8 @@ _NON_SCRIPT_PATTERN: Final = _compile_alternatives(
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_non_script_kind(path: str) -> PathKind | None:
     """Return the kind of a path to a server's user data, secret or report, or None for other paths."""
-    found = _NON_SCRIPT_PATTERN.fullmatch(path)
-    return _NON_SCRIPT_KINDS[found.lastindex - 1] if found is not None and found.lastindex is not None else None
+    match = _NON_SCRIPT_PATTERN.fullmatch(path)
+    return _NON_SCRIPT_KINDS[match.lastindex - 1] if match is not None and match.lastindex is not None else None
 
 
 _TOKEN: Final = re.compile(rf"/({_TOKEN_PATTERN})(?:/|$)")
@@ -284,8 +284,8 @@ _TOKEN: Final = re.compile(rf"/({_TOKEN_PATTERN})(?:/|$)")
 @lru_cache(maxsize=_CACHE_SIZE)
 def find_token(path: str) -> str | None:
     """Return the token in the path of user data, a secret or a report, or None for other paths."""
-    found = _TOKEN.search(path)
-    return found[1] if found is not None and find_non_script_kind(path) in (DATA, SECRET, *REPORTS) else None
+    match = _TOKEN.search(path)
+    return match[1] if match is not None and find_non_script_kind(path) in (DATA, SECRET, *REPORTS) else None
 
 
 def is_immutable(path: str) -> bool:
@@ -382,6 +382,7 @@ def _compile_folder_expressions() -> tuple[tuple[Role, tuple[re.Pattern[str], ..
 
 
 def find_move_order(path: str) -> MoveOrder:
+    """Return the rank of a file or a folder in the output tree."""
     if not path.startswith(BOOT) or is_immutable(f"{path}/"):
         return MoveOrder.CONTENT
     parts = path.removeprefix(BOOT).split("/")
@@ -408,21 +409,20 @@ def parse_request_path(path: str) -> Iterator[PathLookup]:
     ``path`` is relative to boot/, in any spelling.
     """
     for kind, expression in _compile_loose_expressions():
-        if found := expression.fullmatch(path):
-            try:
-                value = _IDENTITIES[kind.identity_kind].parse(found[1])
-            except Malformed:
-                continue
-            rest = path[found.end(1) :]
-            spellings = (
-                (value, swap_byte_order(SystemUuid(value))) if kind.identity_kind is IdentityKind.UUID else (value,)
-            )
-            for each in spellings:
-                yield PathLookup(
-                    kind,
-                    format_identity(kind.identity_kind, value),
-                    f"{BOOT}{path[: found.start(1)]}{kind.convert_identity(each)}{rest}",
-                )
+        match = expression.fullmatch(path)
+        if match is None:
+            continue
+        try:
+            value = _IDENTITIES[kind.identity_kind].parse(match[1])
+        except Malformed:
+            continue
+        identity = format_identity(kind.identity_kind, value)
+        spellings = [value]
+        if kind.identity_kind is IdentityKind.UUID:
+            spellings.append(swap_byte_order(SystemUuid(value)))
+        for spelling in spellings:
+            before, after = path[: match.start(1)], path[match.end(1) :]
+            yield PathLookup(kind, identity, f"{BOOT}{before}{kind.convert_identity(spelling)}{after}")
 
 
 _EVIDENCE_ROLES: Final = (Role.BOOT_SCRIPT, Role.DATA, Role.REPORT)

@@ -40,7 +40,7 @@ class TokenKeys:
 
     def find_next_change(self, at: datetime) -> datetime | None:
         """Return the next instant at which the interval of an earlier key begins or ends."""
-        changes = (change for each in self.earlier for change in (each.since, each.until))
+        changes = (change for earlier_key in self.earlier for change in (earlier_key.since, earlier_key.until))
         return min((change for change in changes if change > at), default=None)
 
     def is_token_name(self, token: Digest, name: str, at: datetime) -> bool:
@@ -73,8 +73,12 @@ def _build_name(token: Digest, key: bytes | None) -> Digest:
 class _TokenRenamer:
     def __init__(self, tokens: Iterable[Digest], key: bytes | None) -> None:
         self.names = {token: _build_name(token, key) for token in tokens}
-        replaced = [(token.encode(), name.encode()) for token, name in self.names.items() if token != name]
-        self._replacements = [each for pair in replaced for each in _encode_pairs(*pair, TOKEN_LAYERS)]
+        self._replacements = [
+            pair
+            for token, name in self.names.items()
+            if token != name
+            for pair in _encode_pairs(token.encode(), name.encode(), TOKEN_LAYERS)
+        ]
         self._renamed: dict[tuple[bytes, str], File] = {}
 
     def rename_tokens(self, file: File) -> File:
@@ -91,7 +95,7 @@ class PublishedNames:
 
     def __init__(self, current: _TokenRenamer, earlier: tuple[_TokenRenamer, ...]) -> None:
         self._current, self._earlier = current, earlier
-        self._tokens = {name: token for each in (*earlier, current) for token, name in each.names.items()}
+        self._tokens = {name: token for renamer in (*earlier, current) for token, name in renamer.names.items()}
 
     def find_token(self, name: str) -> Digest:
         return self._tokens.get(Digest(name), Digest(name))
@@ -102,19 +106,17 @@ class PublishedNames:
         Immutable files and ``kept_paths`` keep their tokens. If the path of a file contains a name from an earlier key,
         the file contains only names from that key, so that a client with the earlier name cannot read a newer name.
         """
-        found: dict[str, File] = {}
+        renamed: dict[str, File] = {}
         for path, file in files.items():
-            token = next((each for each in self._current.names if each in path), None)
+            token = next((token for token in self._current.names if token in path), None)
             if is_immutable(path) or path in kept_paths:
-                found[path] = file
+                renamed[path] = file
             elif token is None:
-                found[path] = self._current.rename_tokens(file)
+                renamed[path] = self._current.rename_tokens(file)
             else:
-                found |= {
-                    path.replace(token, each.names[token]): each.rename_tokens(file)
-                    for each in (*self._earlier, self._current)
-                }
-        return found
+                for renamer in (*self._earlier, self._current):
+                    renamed[path.replace(token, renamer.names[token])] = renamer.rename_tokens(file)
+        return renamed
 
 
 def _encode_pairs(token: bytes, name: bytes, depth: int) -> Iterator[tuple[bytes, bytes]]:
