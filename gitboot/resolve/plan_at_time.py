@@ -48,6 +48,19 @@ from gitboot.resolve.server_decision import (
 )
 from gitboot.resolve.server_plan import START_EVIDENCE, BootOverride, BootPlan, Cause, Phase
 
+_NOT_CLEARED: Final = Clearance()
+_ADOPTED: Final = "Adopted"  # no installer ran, so no system can still fetch user data
+_CAUSE_BY_STEP: Final = {
+    InstallStep.ATTEMPTED: Cause.ATTEMPTED,
+    InstallStep.STARTED: Cause.STARTED,
+    InstallStep.FAILED: Cause.FAILED,
+}
+_TARGETS: Final = {
+    Method.UEFI_HTTP: OverrideTarget.UEFI_HTTP,
+    Method.PXE: OverrideTarget.PXE,
+    Method.VIRTUAL_MEDIA: OverrideTarget.CD,
+}
+
 
 def make_plan(
     decision: Decision,
@@ -66,22 +79,17 @@ def make_plan(
     state = _find_boot_state(decision, at, record, stop, absent)
     if state is None:
         return None
-    token, common_token, boot, data, offered = (
-        attempt_token(decision, record),
-        decision.token,
-        state.boot,
-        state.data,
-        0,
-    )
+    boot, data = state.boot, state.data
+    token, common_token = attempt_token(decision, record), decision.token
     if data is None and common_token is not None and state.user_data is not None:
         data = token if state.maintenance is None and (state.key is not None or boot is None) else None
+    offered = 0
     if boot is not None and state.key is not None and record is not None:
         offered = max(record.offered, record.taken_back)  # a higher number identifies a new offer
     if boot is not None and data is not None and (folder := decision.data_folder(data)) is not None:
         # Each one-time boot has its own path for user data, and its own token for reports.
-        boot = boot.move_user_data(
-            folder, token_change=(common_token or "", token if token is not None else common_token or "")
-        )
+        old_token = common_token or ""
+        boot = boot.move_user_data(folder, token_change=(old_token, token if token is not None else old_token))
     return BootPlan(
         server=decision.server,
         uuid=decision.uuid,
@@ -118,7 +126,11 @@ def drop_ended_windows(decision: Decision, latest_clock: datetime | None) -> Dec
     """
     if latest_clock is None:
         return decision
-    remaining = tuple(each for each in decision.maintenances if each.end is None or latest_clock < each.end)
+    remaining = tuple(
+        maintenance
+        for maintenance in decision.maintenances
+        if maintenance.end is None or latest_clock < maintenance.end
+    )
     return decision if remaining == decision.maintenances else replace(decision, maintenances=remaining)
 
 
@@ -135,9 +147,10 @@ def find_next_transition(
     if not later_times:
         return None
     current_state = _find_boot_state(decision, at, record, stop, absent)
-    return next(
-        (each for each in later_times if _find_boot_state(decision, each, record, stop, absent) != current_state), None
-    )
+    for instant in later_times:
+        if _find_boot_state(decision, instant, record, stop, absent) != current_state:
+            return instant
+    return None
 
 
 def make_fallback_plan(
@@ -187,16 +200,18 @@ def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) 
     if record is None:
         return {}
     return {
-        each.name: record.runs[each.name]
-        for each in decision.maintenances
-        if each.network_boot is NetworkBoot.ONCE
-        and (each.end is None or at < each.end)
-        and is_current_run_consumed(each, record)
+        maintenance.name: record.runs[maintenance.name]
+        for maintenance in decision.maintenances
+        if maintenance.network_boot is NetworkBoot.ONCE
+        and (maintenance.end is None or at < maintenance.end)
+        and is_current_run_consumed(maintenance, record)
     }
 
 
 @dataclass(frozen=True, slots=True)
 class _BootState:
+    """What a server boots at a given time, without final URLs. Two equal states belong to the same plan."""
+
     phase: Phase
     cause: Cause
     maintenance: str | None = None
@@ -208,12 +223,8 @@ class _BootState:
     medium_boot: Boot | None = None  # the boot whose medium is in a virtual drive, or may still be
     waiting_maintenance: str | None = None  # the maintenance that waits for an approval or a drain
     is_withheld_from_ipxe: bool = False  # whether only the other boot loaders get the boot
-    is_served_again: bool = field(
-        default=False, compare=False
-    )  # whether the boot was already served and is still being served
-
-
-_NOT_CLEARED: Final = Clearance()
+    # whether the boot was already served and is still being served
+    is_served_again: bool = field(default=False, compare=False)
 
 
 def find_missing_precondition(maintenance: MaintenanceDecision, record: Record | None) -> Cause | None:
@@ -242,8 +253,9 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
             yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
         for attempt in record.attempts:
             yield from (attempt.boots[-1].at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
-        for serve in (each for each in record.unknown_serves if not each.is_withheld):
-            yield from (serve.seen.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
+        for serve in record.unknown_serves:
+            if not serve.is_withheld:
+                yield from (serve.seen.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
         for run in record.runs.values():
             yield from (run.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
 
@@ -251,30 +263,66 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
 def _find_boot_state(
     decision: Decision, at: datetime, record: Record | None, stop: StopScope, absent_files: Collection[BootFile]
 ) -> _BootState | None:
-    """Return a server's boot at the time ``at``, without final URLs, or None if the server has no plan."""
-    policy, waiting_state = decision.policy, None
-    active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
+    """Return the state of a server at the time ``at``, or None if the server has no plan."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
+    policy, waiting_state = decision.policy, None
+    active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
     if active:  # rule R2; maintenances of equal priority never overlap in an accepted commit
         highest = max(active, key=lambda maintenance: maintenance.priority)
         state = _find_maintenance_state(decision.uuid, highest, at, record)
-        is_new = state.boot is not None or state.cause is Cause.MAINTENANCE_DISK
-        missing = find_missing_precondition(highest, record) if is_new and not state.is_served_again else None
-        if missing is not None:
-            waiting_state = replace(
-                _make_substitute_state(policy, missing, absent_files), waiting_maintenance=highest.name
-            )
+        waiting_state = _find_waiting_state(policy, highest, state, record, absent_files)
     elif policy is not None:
         state = _find_policy_state(policy, at, record)
     else:
         return None
-    if (boot := state.boot) is None:
+    boot = state.boot
+    if boot is not None:
+        if (substitute := _find_substitute(decision, state, at, record, stop, absent_files)) is not None:
+            return substitute
+        # checked last, because gitboot must not drain a server for a boot that it would not offer
         if waiting_state is not None:
-            is_stopped = stop is StopScope.ALL and waiting_state.boot is not None
-            return _make_disk_state(policy, Cause.ALL_STOPPED) if is_stopped else waiting_state
-        running_boot = _find_running_boot(decision, at, record, state)
-        return replace(state, medium_boot=_select_medium_boot(running_boot)) if running_boot is not None else state
+            return waiting_state
+        return replace(
+            state,
+            medium_boot=_select_medium_boot(boot),
+            is_withheld_from_ipxe=not state.is_served_again and boot.lacks_ipxe_files(absent_files),
+        )
+    if waiting_state is not None:
+        is_stopped = stop is StopScope.ALL and waiting_state.boot is not None
+        return _make_disk_state(policy, Cause.ALL_STOPPED) if is_stopped else waiting_state
+    running_boot = _find_running_boot(decision, at, record, state)
+    return replace(state, medium_boot=_select_medium_boot(running_boot)) if running_boot is not None else state
+
+
+def _find_waiting_state(
+    policy: PolicyDecision | None,
+    maintenance: MaintenanceDecision,
+    state: _BootState,
+    record: Record | None,
+    absent_files: Collection[BootFile],
+) -> _BootState | None:
+    """Return the state until a maintenance has its approval and its drain, or None if the maintenance does not wait."""
+    is_new = state.boot is not None or state.cause is Cause.MAINTENANCE_DISK
+    missing = find_missing_precondition(maintenance, record) if is_new and not state.is_served_again else None
+    if missing is None:
+        return None
+    substitute = _make_substitute_state(policy, missing, absent_files)
+    return replace(substitute, waiting_maintenance=maintenance.name)
+
+
+def _find_substitute(
+    decision: Decision,
+    state: _BootState,
+    at: datetime,
+    record: Record | None,
+    stop: StopScope,
+    absent_files: Collection[BootFile],
+) -> _BootState | None:
+    """Return the state that replaces a network boot which gitboot must not offer, or None if gitboot may offer it."""
+    policy, boot = decision.policy, state.boot
+    if boot is None:
+        return None
     if stop is StopScope.ALL:
         return _make_disk_state(policy, Cause.ALL_STOPPED)
     if (decision.stopped or stop is StopScope.WRITING) and boot.writes_disk:
@@ -286,13 +334,7 @@ def _find_boot_state(
         return substitute
     if not state.is_served_again and boot.lacks_files(absent_files):
         return _make_substitute_state(policy, Cause.FILE_MISSING, absent_files)
-    if waiting_state is not None:  # checked last: gitboot must not drain a server for a boot that it would not offer
-        return waiting_state
-    return replace(
-        state,
-        medium_boot=_select_medium_boot(boot),
-        is_withheld_from_ipxe=not state.is_served_again and boot.lacks_ipxe_files(absent_files),
-    )
+    return None
 
 
 def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Record | None) -> bool:
@@ -301,9 +343,11 @@ def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Re
     An attempt that has started and has not failed gets its remaining boots, unless the newer commit withdraws the
     image or gives an identity of the server to another server.
     """
-    found = [each for each in decision.withheld if each.maintenance == state.maintenance and each.is_active(at)]
-    if not found or any(each.takes_image_back for each in found):
-        return bool(found)
+    withheld = [boot for boot in decision.withheld if boot.maintenance == state.maintenance and boot.is_active(at)]
+    if not withheld:
+        return False
+    if any(boot.takes_image_back for boot in withheld):
+        return True
     policy, last = decision.policy, None
     if policy is not None and record is not None and policy.network_boot is not NetworkBoot.ALWAYS:
         last = last_attempt(record, provision_key(policy, record))
@@ -371,43 +415,49 @@ def _find_maintenance_state(
     boot, name = maintenance.boot, maintenance.name
     if boot is None:
         return _BootState(Phase.DISK, Cause.MAINTENANCE_DISK, name)
-    is_served, data = False, None
-    if maintenance.network_boot is NetworkBoot.ONCE:
-        if record is None:
-            return _BootState(Phase.DISK, Cause.UNKNOWN, name)
-        data = offer_token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
-        is_served = is_current_run_consumed(maintenance, record)
-        if is_served and not is_run_served_again(record.runs[name], at):
-            may_fetch_data = boot.user_data is not None and _is_in_grace_period(record.runs[name].at, at, DATA_GRACE)
-            cause = Cause.MAINTENANCE_DONE
-            if boot.proves_start and record.runs[name].given is not None:
-                cause = Cause.MAINTENANCE_SERVED if record.runs[name].started is None else Cause.MAINTENANCE_STARTED
-            if not may_fetch_data:
-                return _BootState(Phase.DISK, cause, name)
+    if maintenance.network_boot is not NetworkBoot.ONCE:
+        key = run_key(maintenance, record)
+        override = _make_override(boot, maintenance.network_boot, maintenance.override, key)
+        return _BootState(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override)
+    if record is None:
+        return _BootState(Phase.DISK, Cause.UNKNOWN, name)
+    return _find_run_state(uuid, maintenance, boot, at, record)
+
+
+def _find_run_state(
+    uuid: SystemUuid, maintenance: MaintenanceDecision, boot: Boot, at: datetime, record: Record
+) -> _BootState:
+    """Return the state of a server during a maintenance with a one-time boot."""
+    name, key = maintenance.name, run_key(maintenance, record)
+    data = offer_token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
+
+    def make_served_state(cause: Cause, served_at: datetime) -> _BootState:
+        """Return the disk boot after the one-time boot, whose system may still fetch its user data."""
+        if boot.user_data is not None and _is_in_grace_period(served_at, at, DATA_GRACE):
             return _BootState(Phase.DISK, cause, name, user_data=boot.user_data, data=data)
-    reason = run_key(maintenance, record)
-    is_once = maintenance.network_boot is NetworkBoot.ONCE
-    if (
-        is_once
-        and not is_served
-        and record is not None
-        and (served_at := _find_first_serve_time(record, reason)) is not None
-    ):
-        if not _is_in_grace_period(served_at, at, FETCH_GRACE):
-            may_fetch_data = boot.user_data is not None and _is_in_grace_period(served_at, at, DATA_GRACE)
-            user_data, data = (boot.user_data, data) if may_fetch_data else (None, None)
-            return _BootState(Phase.DISK, Cause.MAINTENANCE_OUTCOME, name, user_data=user_data, data=data)
+        return _BootState(Phase.DISK, cause, name)
+
+    is_served = False
+    if is_current_run_consumed(maintenance, record):
+        run, is_served = record.runs[name], True
+        if not is_run_served_again(run, at):
+            cause = Cause.MAINTENANCE_DONE
+            if boot.proves_start and run.given is not None:
+                cause = Cause.MAINTENANCE_SERVED if run.started is None else Cause.MAINTENANCE_STARTED
+            return make_served_state(cause, run.at)
+    elif (served_at := _find_first_serve_time(record, key)) is not None:
         is_served = True
+        if not _is_in_grace_period(served_at, at, FETCH_GRACE):
+            return make_served_state(Cause.MAINTENANCE_OUTCOME, served_at)
+    override = _make_override(boot, maintenance.network_boot, maintenance.override, key)
     return _BootState(
         Phase.MAINTENANCE,
         Cause.MAINTENANCE,
         name,
         boot,
         boot.user_data,
-        override=_make_override(boot, maintenance.network_boot, maintenance.override, reason)
-        if not is_served
-        else None,
-        key=reason if is_once else None,
+        override=override if not is_served else None,
+        key=key,
         data=data if boot.user_data is not None else None,
         is_served_again=is_served,
     )
@@ -435,7 +485,7 @@ def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
 
     If a later window repeats the run, the key is new, so that overrides from the earlier window do not count.
     """
-    reason = f"maintenance/{maintenance.name}/{maintenance.run}"
+    key = f"maintenance/{maintenance.name}/{maintenance.run}"
     last_run = record.runs.get(maintenance.name) if record is not None else None
     if (
         record is None
@@ -443,17 +493,9 @@ def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
         or last_run.run < maintenance.run
         or is_current_run_consumed(maintenance, record)
     ):
-        return reason
+        return key
     assert last_run.end is not None  # noqa: S101 - a run without an end is consumed
-    return f"{reason}/after/{format_instant(last_run.end)}"
-
-
-_ADOPTED: Final = "Adopted"  # no installer ran, so no system can still fetch user data
-_CAUSE_BY_STEP: Final = {
-    InstallStep.ATTEMPTED: Cause.ATTEMPTED,
-    InstallStep.STARTED: Cause.STARTED,
-    InstallStep.FAILED: Cause.FAILED,
-}
+    return f"{key}/after/{format_instant(last_run.end)}"
 
 
 def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -> _BootState:
@@ -468,45 +510,61 @@ def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | No
         return _make_disk_state(policy, Cause.UNKNOWN)
     if is_overwritten(record, policy.provision):
         return _make_disk_state(policy, Cause.OVERWRITTEN)
-    key = next_boot_key(policy, record)
-    served_state = _BootState(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, None, key, is_served_again=True)
     if is_provisioned(policy, record):
-        since, until = record.provisioned_at, record.grace_until
-        if since is not None and until is not None and since <= at < until and record.image == boot.image:
-            if not record.attempts or unfinished_later_attempt(record) is not None:
-                return served_state
-            return replace(served_state, key=record.attempts[-1].boot_key)  # the next key may belong to a later attempt
-        may_fetch_data = (
-            since is not None and _is_in_grace_period(since, at, DATA_GRACE) and record.evidence != _ADOPTED
-        )
-        data = boot.user_data if may_fetch_data else None
-        if data is not None and record.evidence not in START_EVIDENCE:
-            data = data.without_secrets()
-        return _make_disk_state(
-            policy,
-            Cause.PROVISIONED if unfinished_later_attempt(record) is None else Cause.LATER_INSTALL_UNFINISHED,
-            data,
-        )
-    if (last := last_attempt(record, provision_key(policy, record))) is not None:
+        return _find_provisioned_state(policy, boot, at, record)
+    return _find_installation_state(policy, boot, at, record)
+
+
+def _make_network_state(boot: Boot, key: str, override: BootOverride | None, *, is_served_again: bool) -> _BootState:
+    return _BootState(
+        Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, override, key, is_served_again=is_served_again
+    )
+
+
+def _find_provisioned_state(policy: PolicyDecision, boot: Boot, at: datetime, record: Record) -> _BootState:
+    """Return the state of a server that its policy has installed once."""
+    since, until = record.provisioned_at, record.grace_until
+    has_later_attempt = unfinished_later_attempt(record) is not None
+    if since is not None and until is not None and since <= at < until and record.image == boot.image:
+        key = next_boot_key(policy, record)
+        if record.attempts and not has_later_attempt:
+            key = record.attempts[-1].boot_key  # the next key may belong to a later attempt
+        return _make_network_state(boot, key, None, is_served_again=True)
+    user_data = None
+    if since is not None and _is_in_grace_period(since, at, DATA_GRACE) and record.evidence != _ADOPTED:
+        user_data = boot.user_data
+    if user_data is not None and record.evidence not in START_EVIDENCE:
+        user_data = user_data.without_secrets()
+    cause = Cause.LATER_INSTALL_UNFINISHED if has_later_attempt else Cause.PROVISIONED
+    return _make_disk_state(policy, cause, user_data)
+
+
+def _find_installation_state(policy: PolicyDecision, boot: Boot, at: datetime, record: Record) -> _BootState:
+    """Return the state of a server that its policy must install once."""
+    key = next_boot_key(policy, record)
+    served_state = _make_network_state(boot, key, None, is_served_again=True)
+    last = last_attempt(record, provision_key(policy, record))
+    if last is not None:
         if last.is_served_again(at) and not is_lowered(last, policy) and has_wanted_image(last, policy):
             return replace(served_state, key=last.boot_key)
         if next_attempt_and_boot(policy, record) is None:
-            data = boot.user_data if _is_in_grace_period(last.boots[-1].at, at, DATA_GRACE) else None
-            if data is not None and last.step is InstallStep.FAILED:
-                data = data.without_secrets()
-            return replace(_make_disk_state(policy, _CAUSE_BY_STEP[last.step], data), key=key)
+            user_data = boot.user_data if _is_in_grace_period(last.boots[-1].at, at, DATA_GRACE) else None
+            if user_data is not None and last.step is InstallStep.FAILED:
+                user_data = user_data.without_secrets()
+            return replace(_make_disk_state(policy, _CAUSE_BY_STEP[last.step], user_data), key=key)
     if record.consumed_at is not None and satisfies_key(record.consumed_key, key):
-        is_late = not _is_in_grace_period(record.consumed_at, at, CONSUMED_GRACE)
-        return replace(_make_disk_state(policy, Cause.CONSUMED), key=key) if is_late else served_state
+        if _is_in_grace_period(record.consumed_at, at, CONSUMED_GRACE):
+            return served_state
+        return replace(_make_disk_state(policy, Cause.CONSUMED), key=key)
     if (served_at := _find_first_serve_time(record, key)) is not None:
         if _is_in_grace_period(served_at, at, FETCH_GRACE):
             return served_state
-        may_fetch_data = _is_in_grace_period(served_at, at, DATA_GRACE)
-        return replace(_make_disk_state(policy, Cause.OUTCOME, boot.user_data if may_fetch_data else None), key=key)
+        user_data = boot.user_data if _is_in_grace_period(served_at, at, DATA_GRACE) else None
+        return replace(_make_disk_state(policy, Cause.OUTCOME, user_data), key=key)
     if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != release_key(policy, record):
         return _make_disk_state(policy, Cause.WAITING_FOR_POWER_OFF)
     override = _make_override(boot, policy.network_boot, policy.override, key)
-    return _BootState(Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, override, key)
+    return _make_network_state(boot, key, override, is_served_again=False)
 
 
 def release_key(policy: PolicyDecision, record: Record) -> str:
@@ -536,13 +594,6 @@ def _make_disk_state(policy: PolicyDecision | None, cause: Cause, user_data: Use
     return _BootState(Phase.DISK, cause, user_data=user_data, override=override)
 
 
-_TARGETS = {
-    Method.UEFI_HTTP: OverrideTarget.UEFI_HTTP,
-    Method.PXE: OverrideTarget.PXE,
-    Method.VIRTUAL_MEDIA: OverrideTarget.CD,
-}
-
-
 def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason: str) -> BootOverride | None:
     if mode is OverrideMode.NONE:
         return None
@@ -562,8 +613,8 @@ def extend_consumed_runs(record: Record, decision: Decision) -> Record:
     This prevents a second run if one commit extends a window and a later commit moves its start.
     """
     runs = dict(record.runs)
-    for each in decision.maintenances:
-        run = runs.get(each.name)
-        if run is not None and run.end is not None and is_current_run_consumed(each, record):
-            runs[each.name] = run._replace(end=max(run.end, each.end) if each.end is not None else None)
+    for maintenance in decision.maintenances:
+        run, end = runs.get(maintenance.name), maintenance.end
+        if run is not None and run.end is not None and is_current_run_consumed(maintenance, record):
+            runs[maintenance.name] = run._replace(end=max(run.end, end) if end is not None else None)
     return replace(record, runs=runs) if runs != record.runs else record
