@@ -27,6 +27,15 @@ from gitboot.resolve.provisioning_record import (
 from gitboot.resolve.server_decision import Decision, PolicyDecision, offer_token
 from gitboot.resolve.server_plan import START_EVIDENCE, InstallProgress, InstallState
 
+_AFTER: Final = "/after/"
+# A provision key at the start of a boot key. An image can be named `attempt` or `boot`, too.
+_BASE_KEY: Final = re.compile(r"provision/([0-9]+)(?:/(?!(?:attempt|boot)/[0-9])([^/]+)(?:/after/[^/]+)?)?")
+# A provision key or a boot key. The second group is the key without its provision number.
+_KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
+# The end of a boot key, after its provision key.
+_ATTEMPT_AND_BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
+HIGHEST_NEW_PROVISION: Final = 1  # another instance may have installed a new server with a higher number
+
 
 def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
     """Return whether the server was installed as the policy requires.
@@ -58,9 +67,6 @@ def provision_key(policy: PolicyDecision, record: Record) -> str:
     return find_begun_key(key, record)
 
 
-_AFTER: Final = "/after/"
-
-
 def image_provision_key(provision: int, image: str, record: Record) -> str:
     """Return the key that identifies the next installation of an image after the last installation in the record."""
     since = f"{_AFTER}{format_instant(record.provisioned_at)}" if record.provisioned_at is not None else ""
@@ -74,19 +80,26 @@ def find_begun_key(key: str, record: Record) -> str:
     attempts contain its boot, because an attempt with another key would have removed it from the record. Earlier
     versions did not remove it, so a consumed override that is older than the last boot counts last.
     """
-    begun: list[tuple[str, str | None]] = [(each.key, find_attempt_image(each)) for each in reversed(record.attempts)]
-    begun += [(each.key, None) for each in record.unknown_serves if not each.is_withheld]
+    # pairs of a recorded key and its image; None: the image is unknown
+    begun: list[tuple[str, str | None]] = [
+        (attempt.key, find_attempt_image(attempt)) for attempt in reversed(record.attempts)
+    ]
+    begun += [(serve.key, None) for serve in record.unknown_serves if not serve.is_withheld]
     if record.consumed_key is not None and record.consumed_key not in _list_boot_keys(record):
         last_boot = record.attempts[-1].boots[-1] if record.attempts else None
         consumed_at = record.consumed_at
-        is_older = last_boot and consumed_at and consumed_at + CONSUMED_GRACE < last_boot.at
-        begun.insert(len(begun) if is_older else 0, (record.consumed_key, None))
+        if last_boot is not None and consumed_at is not None and consumed_at + CONSUMED_GRACE < last_boot.at:
+            begun.append((record.consumed_key, None))
+        else:
+            begun.insert(0, (record.consumed_key, None))
     for recorded_key, image in begun:
-        found = _BASE_KEY.match(recorded_key)
-        if found is not None and satisfies_key(found[0], key):
+        match = _BASE_KEY.match(recorded_key)
+        if match is None:
+            continue
+        if satisfies_key(match[0], key):
             return key
-        if found is not None and has_other_mode(found[0], key, record, image):
-            return found[0]
+        if has_other_mode(match[0], key, record, image):
+            return match[0]
     return key
 
 
@@ -95,12 +108,8 @@ def find_attempt_image(attempt: InstallAttempt) -> str | None:
 
     Earlier versions recorded the image only in the keys of OnImageChange.
     """
-    found = _BASE_KEY.match(attempt.key)
-    return attempt.image or (found[2] if found is not None else None)
-
-
-# A provision key at the start of a boot key. An image can be named `attempt` or `boot`, too.
-_BASE_KEY: Final = re.compile(r"provision/([0-9]+)(?:/(?!(?:attempt|boot)/[0-9])([^/]+)(?:/after/[^/]+)?)?")
+    match = _BASE_KEY.match(attempt.key)
+    return attempt.image or (match[2] if match is not None else None)
 
 
 def has_other_mode(recorded_key: str, key: str, record: Record, image: str | None = None) -> bool:
@@ -133,16 +142,17 @@ def may_have_booted(override_key: str, set_at: datetime, record: Record) -> bool
 
 def _list_boot_keys(record: Record) -> set[str]:
     """Return the keys of all boots in the recorded attempts."""
-    return {boot_key(each.key, each.number, boot + 1) for each in record.attempts for boot in range(len(each.boots))}
+    return {
+        boot_key(attempt.key, attempt.number, boot)
+        for attempt in record.attempts
+        for boot in range(1, len(attempt.boots) + 1)
+    }
 
 
 def parse_provision(key: str) -> int | None:
     """Parse a provision key or boot key, and return its provision number, or None if it is another kind of key."""
-    found = _KEY.fullmatch(key)
-    return int(found[1]) if found is not None else None
-
-
-_KEY: Final = re.compile(r"provision/([0-9]+)(/.*)?")
+    match = _KEY.fullmatch(key)
+    return int(match[1]) if match is not None else None
 
 
 def satisfies_key(recorded_key: str | None, required_key: str) -> bool:
@@ -156,16 +166,13 @@ def satisfies_key(recorded_key: str | None, required_key: str) -> bool:
     return required is not None and int(recorded[1]) >= int(required[1]) and recorded[2] == required[2]
 
 
-_BOOT: Final = re.compile(r"(?:/attempt/([0-9]+))?(?:/boot/([0-9]+))?")
-
-
 def parse_attempt_and_boot(base_key: str, key: str) -> tuple[int, int]:
     """Parse a boot key, and return the number of the attempt and the number of the boot within the attempt.
 
     Both numbers begin at 1. ``base_key`` is the provision key at the start of the boot key.
     """
-    found = _BOOT.fullmatch(key.removeprefix(base_key))
-    return (int(found[1] or 1), int(found[2] or 1)) if found is not None else (1, 1)
+    match = _ATTEMPT_AND_BOOT.fullmatch(key.removeprefix(base_key))
+    return (int(match[1] or 1), int(match[2] or 1)) if match is not None else (1, 1)
 
 
 def last_attempt(record: Record, key: str) -> InstallAttempt | None:
@@ -180,12 +187,12 @@ def unfinished_later_attempt(record: Record) -> InstallAttempt | None:
     that the commit requires is in progress.
     """
     last = record.attempts[-1] if record.attempts else None
-    if last is None or record.provision is None or (found := _KEY.fullmatch(last.key)) is None:
+    if last is None or record.provision is None or (match := _KEY.fullmatch(last.key)) is None:
         return None
     if record.provisioned_at is not None and last.boots[-1].at <= record.provisioned_at:
         return None
-    image = (found[2] or "").removeprefix("/").partition("/")[0]
-    return last if int(found[1]) > record.provision or image not in ("", record.image) else None
+    image = (match[2] or "").removeprefix("/").partition("/")[0]
+    return last if int(match[1]) > record.provision or image not in ("", record.image) else None
 
 
 def highest_served_provision(record: Record, override_keys: Iterable[str] = ()) -> int | None:
@@ -193,9 +200,12 @@ def highest_served_provision(record: Record, override_keys: Iterable[str] = ()) 
 
     Return None if there is no such number. ``override_keys`` are the keys of other overrides that may be consumed.
     """
-    possible_keys = (each.key for each in record.unknown_serves if not each.is_withheld)
-    keys = (*(each.key for each in record.attempts), *possible_keys, record.consumed_key or "", *override_keys)
-    return max((number for key in keys if (number := parse_provision(key)) is not None), default=None)
+    keys = [attempt.key for attempt in record.attempts]
+    keys += [serve.key for serve in record.unknown_serves if not serve.is_withheld]
+    if record.consumed_key is not None:
+        keys.append(record.consumed_key)
+    keys += override_keys
+    return max((number for number in map(parse_provision, keys) if number is not None), default=None)
 
 
 def is_lowered(attempt: InstallAttempt, policy: PolicyDecision) -> bool:
@@ -233,9 +243,11 @@ def next_attempt_and_boot(policy: PolicyDecision, record: Record) -> tuple[int, 
 def next_boot_key(policy: PolicyDecision, record: Record) -> str:
     """Return the boot key of the next boot. If no further boot is allowed, return the key of the last boot."""
     key, next_numbers = provision_key(policy, record), next_attempt_and_boot(policy, record)
-    if next_numbers is None and (last := last_attempt(record, key)) is not None:
-        return boot_key(key, last.number, len(last.boots))
-    return boot_key(key, *(next_numbers or (1, 1)))
+    if next_numbers is not None:
+        attempt, boot = next_numbers
+        return boot_key(key, attempt, boot)
+    last = last_attempt(record, key)
+    return boot_key(key, last.number, len(last.boots)) if last is not None else boot_key(key, 1, 1)
 
 
 def _find_newest_attempt(policy: PolicyDecision, record: Record) -> InstallAttempt | None:
@@ -257,9 +269,9 @@ def attempt_token(decision: Decision, record: Record | None) -> Digest | None:
     if common_token is None or policy is None or policy.boot is None or record is None:
         return common_token
     last = _find_newest_attempt(policy, record)
-    next_numbers = next_attempt_and_boot(policy, record) if not is_provisioned(policy, record) else None
-    key = last.key if last is not None else provision_key(policy, record)
-    number = next_numbers[0] if next_numbers is not None else last.number if last is not None else 1
+    key, number = (last.key, last.number) if last is not None else (provision_key(policy, record), 1)
+    if not is_provisioned(policy, record) and (next_numbers := next_attempt_and_boot(policy, record)) is not None:
+        number, _ = next_numbers
     if record.offered == 0 and number == 1 and _AFTER not in key:
         return common_token
     return offer_token(decision.uuid, key, str(number), policy.boot.image, str(record.offered))
@@ -328,9 +340,9 @@ def describe_evidence(decision: Decision, record: Record | None) -> str | None:
     if record is None or decision.policy is None or decision.installation is None:
         return None
     last = _find_newest_attempt(decision.policy, record)
-    return (
-        f"attempt {last.number}, boot {len(last.boots)}: {last.failed or last.last_seen}" if last is not None else None
-    )
+    if last is None:
+        return None
+    return f"attempt {last.number}, boot {len(last.boots)}: {last.failed or last.last_seen}"
 
 
 def describe_run_evidence(decision: Decision, name: str | None, record: Record | None) -> tuple[int, str] | None:
@@ -340,29 +352,25 @@ def describe_run_evidence(decision: Decision, name: str | None, record: Record |
         return None
     if last_run.started is not None:
         return last_run.run, f"started: {last_run.started}"
-    return (
-        last_run.run,
-        f"{'served' if find_unstarted_run(decision, name, record) is not None else 'consumed'}: {last_run.given}",
-    )
+    state = "served" if find_unstarted_run(decision, name, record) is not None else "consumed"
+    return last_run.run, f"{state}: {last_run.given}"
 
 
 def make_first_records(
     decisions: Iterable[Decision], known_records: Mapping[SystemUuid, Record], *, adopt_all: bool
 ) -> list[tuple[SystemUuid, str, Record]]:
-    """Return a first record for each server that has no record yet.
+    """Return the UUID, the name and a first record of each server that has no record yet.
 
     gitboot adopts a server with provision number 0, which means that it records the server as provisioned and does not
     install it. A server with a higher number is pending. With ``adopt_all``, gitboot adopts every server.
     """
-    return [
-        (
-            decision.uuid,
-            decision.server,
-            make_adopted_record(decision) if adopt_all or decision.provision == 0 else Record(),
-        )
-        for decision in decisions
-        if decision.uuid not in known_records
-    ]
+    first_records = []
+    for decision in decisions:
+        if decision.uuid not in known_records:
+            is_adopted = adopt_all or decision.provision == 0
+            record = make_adopted_record(decision) if is_adopted else Record()
+            first_records.append((decision.uuid, decision.server, record))
+    return first_records
 
 
 def make_adopted_record(decision: Decision, at: datetime | None = None) -> Record:
@@ -371,8 +379,11 @@ def make_adopted_record(decision: Decision, at: datetime | None = None) -> Recor
     With ``at``, treat the runs of maintenances that began before this time as consumed, so that gitboot does not serve
     them again. Earlier fetches are not evidence.
     """
-    policy = decision.policy
-    begun = [each for each in decision.maintenances if at is not None and (each.start is None or each.start <= at)]
+    policy, runs = decision.policy, dict[str, Run]()
+    if at is not None:
+        for maintenance in decision.maintenances:
+            if maintenance.start is None or maintenance.start <= at:
+                runs[maintenance.name] = Run(maintenance.run, at - FETCH_GRACE, maintenance.end)
     return Record(
         provision=decision.provision,
         image=policy.boot.image if policy and policy.boot else None,
@@ -380,7 +391,7 @@ def make_adopted_record(decision: Decision, at: datetime | None = None) -> Recor
         decision=decision.digest,
         evidence="Adopted",
         provisioned_at=at,
-        runs={each.name: Run(each.run, at - FETCH_GRACE, each.end) for each in begun if at is not None},
+        runs=runs,
     )
 
 
@@ -391,9 +402,6 @@ def add_consumed_run(record: Record, maintenance: str, run: Run, *, once: bool, 
         runs={**record.runs, maintenance: run} if once else record.runs,
         overwritten_by=maintenance if overwrites_disk else record.overwritten_by,
     )
-
-
-HIGHEST_NEW_PROVISION = 1  # another instance may have installed a new server with a higher number
 
 
 class UnrecordedState(StrEnum):
@@ -409,9 +417,8 @@ class UnrecordedServer(Struct, frozen=True, kw_only=True):
 
     state: UnrecordedState
     why: str
-    runs: Mapping[str, Run] = field(
-        default_factory=dict
-    )  # consumed runs of the machine before its board was replaced, by maintenance
+    # consumed runs of the machine before its board was replaced, by maintenance
+    runs: Mapping[str, Run] = field(default_factory=dict)
 
     def record(self, decision: Decision) -> Record | None:
         """Return the server's first record, or None if the server gets no record and boots from its disk."""
@@ -439,21 +446,8 @@ def classify_unrecorded_server(
     - ``served_before`` is the highest provision number with which the machine may have booted with an earlier board,
       or None.
     """
-    if (replaced := decision.replaces) is not None:
-        old_record = records.get(replaced)
-        if old_record is None:
-            return UnrecordedServer(
-                state=UnrecordedState.UNKNOWN, why=f"the server replaces {replaced}, which has no provisioning record"
-            )
-        served = highest_served_provision(old_record)
-        numbers = [each for each in (old_record.provision, served, served_before) if each is not None]
-        number, why = max(numbers, default=0), f"the server replaces {replaced}, which has not been provisioned yet"
-        if numbers:
-            outcome = "was provisioned" if old_record.provision == number else "may have booted"
-            why = f"the server replaces {replaced}, which {outcome} with provision number {number}"
-        if decision.provision > number:
-            return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
-        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision number is not higher")
+    if decision.replaces is not None:
+        return _classify_replacement(decision, decision.replaces, records.get(decision.replaces), served_before)
     if shared_identity is not None:
         reason = (
             f"the server shares {shared_identity}; if the server has a new motherboard, set `replaces` to the old "
@@ -468,6 +462,25 @@ def classify_unrecorded_server(
     else:
         return UnrecordedServer(state=UnrecordedState.NEW, why=f"the server is new and has provision {first_provision}")
     return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=reason)
+
+
+def _classify_replacement(
+    decision: Decision, replaced: SystemUuid, old_record: Record | None, served_before: int | None
+) -> UnrecordedServer:
+    """Determine how to treat a server without a record that replaces the machine ``replaced``."""
+    if old_record is None:
+        why = f"the server replaces {replaced}, which has no provisioning record"
+        return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=why)
+    served = highest_served_provision(old_record)
+    numbers = [number for number in (old_record.provision, served, served_before) if number is not None]
+    highest = max(numbers, default=0)
+    why = f"the server replaces {replaced}, which has not been provisioned yet"
+    if numbers:
+        outcome = "was provisioned" if old_record.provision == highest else "may have booted"
+        why = f"the server replaces {replaced}, which {outcome} with provision number {highest}"
+    if decision.provision > highest:
+        return UnrecordedServer(state=UnrecordedState.PENDING, why=why, runs=old_record.runs)
+    return UnrecordedServer(state=UnrecordedState.UNKNOWN, why=f"{why}, and the new provision number is not higher")
 
 
 def install_progress(record: Record | None, at: datetime) -> InstallProgress | None:
@@ -487,11 +500,12 @@ def install_progress(record: Record | None, at: datetime) -> InstallProgress | N
         last = None  # an operator made the server pending with `gitboot records set` after this attempt
     if last is not None:
         return _make_attempt_progress(InstallState.INSTALLING, last, None)
-    return max(
-        [each for each in _find_served_installations(record) if each.until is not None and each.at <= at < each.until],
-        key=lambda each: each.at,
-        default=None,
-    )
+    served_installations = [
+        progress
+        for progress in _find_served_installations(record)
+        if progress.until is not None and progress.at <= at < progress.until
+    ]
+    return max(served_installations, key=lambda progress: progress.at, default=None)
 
 
 def disk_boot_token(uuid: SystemUuid, progress: InstallProgress | None) -> Digest | None:
