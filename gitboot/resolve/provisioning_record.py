@@ -24,272 +24,7 @@ FETCH_GRACE: Final = timedelta(seconds=60)  # how long a loader can fetch its bo
 CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long gitboot waits for evidence after an override was consumed
 SERVED_GRACE: Final = timedelta(minutes=30)  # how long an installation without a completion report is shown
 DATA_GRACE: Final = timedelta(hours=2)  # how long a booted system can fetch its user data
-
-
 T = TypeVar("T")
-
-
-def find_newer_records(
-    published_records: Mapping[SystemUuid, Record],
-    ledger_records: Mapping[SystemUuid, Record],
-    reasons: Callable[[SystemUuid], Collection[str | None]],
-) -> list[SystemUuid]:
-    """Return the servers that have a newer record in an output tree than in the ledger.
-
-    Such a record shows that the ledger is an old copy. ``reasons`` returns the keys of the overrides that, according to
-    the ledger, gitboot has set for a server. The ledger contains an override before a machine can consume it.
-    """
-    return sorted(
-        uuid
-        for uuid, record in published_records.items()
-        if (
-            record.consumed_key is not None or record != ledger_records.get(uuid)
-        )  # a fast check first, which excludes most records
-        and (
-            (published_key := _progress_key(record)) > (ledger_key := _progress_key(ledger_records.get(uuid)))
-            or (
-                published_key == ledger_key
-                and record.consumed_key is not None
-                and record.consumed_key not in reasons(uuid)
-            )
-            or (published_key == ledger_key and _has_new_serve(ledger_records.get(uuid), record))
-        )
-    )
-
-
-def _progress_key(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime, bool]:
-    """Return the fields of a record whose values never decrease.
-
-    If the other fields are equal, a pending server becomes provisioned only because a commit lowers its number.
-    """
-    beginning = datetime.min.replace(tzinfo=UTC)
-    if record is None:
-        return (False, 0, 0, beginning, beginning, beginning, False)
-    last_run = max((run.at for run in record.runs.values()), default=beginning)
-    last_evidence = max((_last_evidence_time(attempt) for attempt in record.attempts), default=beginning)
-    return (
-        *(True, record.offered, record.taken_back, record.provisioned_at or beginning, last_run, last_evidence),
-        record.provision is not None,
-    )
-
-
-def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:
-    """Return whether a published record contains an intent that was not withheld and is not in the ledger."""
-    serves = ledger_record.unknown_serves if ledger_record is not None else ()
-    intents = {each.intent for each in serves}
-    withheld_at = max((each.seen.at for each in serves if not each.intent), default=None)
-    return any(
-        not each.is_withheld and each.intent not in intents and (withheld_at is None or withheld_at < each.seen.at)
-        for each in published_record.unknown_serves
-    )
-
-
-def find_last_seen(record: Record) -> datetime | None:
-    """Return the time of the newest evidence in a server's record, or None if there is no evidence."""
-    seen = [*(_last_evidence_time(each) for each in record.attempts), *(run.at for run in record.runs.values())]
-    seen += [each.seen.at for each in record.unknown_serves if not each.is_withheld]
-    return max((at for at in (*seen, record.provisioned_at) if at is not None), default=None)
-
-
-def _last_evidence_time(attempt: InstallAttempt) -> datetime:
-    return attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
-
-
-def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
-    """Compare a provisioned server with its decision.
-
-    Return a message about each difference, by the name of the condition.
-    """
-    policy = decision.policy
-    if record is None or record.provision is None or policy is None:
-        return {}
-    found = {}
-    if policy.boot is not None and record.image not in (None, policy.boot.image):
-        found["ImageDrift"] = (
-            f"the server was provisioned with BootImage/{record.image}, but its plan boots "
-            f"BootImage/{policy.boot.image}"
-        )
-    elif policy.boot is not None and record.image is None and record.version not in (None, policy.boot.version):
-        found["ImageDrift"] = (
-            f"another tool installed version {record.version}, but the plan boots BootImage/{policy.boot.image} "
-            f"({policy.boot.version})"
-        )
-    if record.pool not in (None, policy.policy):
-        found["PoolDrift"] = (
-            f"the server was provisioned under BootPolicy/{record.pool}, but its policy is now "
-            f"BootPolicy/{policy.policy}"
-        )
-    return found
-
-
-def shard_name(uuid: SystemUuid) -> str:
-    """Return the name of the file in the output tree that contains a server's record.
-
-    The name is the prefix of a digest of the UUID and not of the UUID itself, because the UUIDs of one vendor may share
-    a prefix.
-    """
-    return f"{crc32(uuid.encode()) & 0xFF:02x}"
-
-
-def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
-    """Encode records in the format of ``ops/records``, which ``gitboot records begin FILE`` reads."""
-    items = [{"uuid": uuid, **make_record_fields(record)} for uuid, record in sorted(records.items())]
-    return encode_canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
-
-
-def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
-    """Parse exported records. Raises `UsageError`, which names ``path``, if the records are malformed."""
-    try:
-        return {parse_uuid(item["uuid"]): parse_record(item) for item in json.loads(data)["items"]}
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
-        raise UsageError(
-            f"{path} does not contain exported records ({reason}); use ops/records from an output tree"
-        ) from None
-
-
-def make_record_fields(record: Record) -> dict[str, Any]:
-    """Convert a record to JSON values."""
-    runs = {name: _drop_null_fields(to_json_value(run)) for name, run in record.runs.items()}
-    attempts = [make_attempt_fields(each) for each in record.attempts]
-    unknown_serves = {"unknownServes": to_json_value(record.unknown_serves)} if record.unknown_serves else {}
-    return {**to_json_value(record), "runs": runs, "attempts": attempts, **unknown_serves}
-
-
-def make_attempt_fields(attempt: InstallAttempt) -> dict[str, Any]:
-    """Convert an install attempt, including its fetches and its step, to JSON values."""
-    return _drop_null_fields({**to_json_value(attempt), "step": attempt.step})
-
-
-def _drop_null_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Remove the fields diskBoot and image if they are null, because earlier versions do not write these fields."""
-    return {key: value for key, value in fields.items() if key not in ("diskBoot", "image") or value is not None}
-
-
-def get_provisioning_fields(record: Record) -> list[Any]:
-    """Return the last provisioning of a server as JSON values, which an operator sees before changing the record."""
-    return [record.offered, record.provision, record.image, to_json_value(record.provisioned_at)]
-
-
-def make_run_fields(run: Run) -> dict[str, Any]:
-    """Convert the evidence for a maintenance run to JSON values."""
-    evidence = {
-        "given": to_json_value(run.given),
-        "started": to_json_value(run.started),
-        "diskBoot": to_json_value(run.disk_boot),
-    }
-    return _drop_null_fields(evidence)
-
-
-def parse_record(item: Mapping[str, Any]) -> Record:
-    """Parse a record from JSON values. Raises ValueError, TypeError or KeyError if the values are malformed."""
-
-    def parse_optional(parse: Callable[[Any], T], name: str) -> T | None:
-        return parse(item[name]) if item[name] is not None else None
-
-    return Record(
-        provision=parse_optional(_parse_number, "provision"),
-        image=parse_optional(text, "image"),
-        pool=parse_optional(text, "pool"),
-        decision=parse_optional(parse_digest, "decisionDigest"),
-        evidence=parse_optional(text, "evidence"),
-        provisioned_at=parse_optional(_parse_instant, "provisionedAt"),
-        grace_until=parse_optional(_parse_instant, "graceUntil"),
-        consumed_at=parse_optional(_parse_instant, "consumedAt"),
-        consumed_key=parse_optional(text, "consumedKey"),
-        runs={name: _parse_run(run) for name, run in item["runs"].items()},
-        overwritten_by=parse_optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
-        offered=_parse_number(item.get("offered", 0)),
-        answered=_parse_number(item.get("answered", 0)),
-        taken_back=_parse_number(item.get("takenBack", 0)),
-        attempts=tuple(map(parse_attempt, item.get("attempts", ()))),
-        unknown_serves=parse_unknown_serves(item.get("unknownServes", ())),
-        version=parse_optional(text, "version") if "version" in item else None,
-    )
-
-
-def parse_clearances(items: Mapping[str, Any]) -> dict[str, Clearance]:
-    """Parse the clearance for each maintenance.
-
-    Raises ValueError, TypeError or KeyError if the JSON values are malformed.
-    """
-
-    def parse_text(value: Any) -> str | None:
-        return text(value) if value is not None else None
-
-    return {
-        name: Clearance(
-            approved=parse_text(each["approved"]),
-            drain=parse_text(each["drain"]),
-            drained_at=_parse_instant(each["drainedAt"]) if each["drainedAt"] is not None else None,
-            until=_parse_instant(each["until"]) if each.get("until") is not None else None,
-        )
-        for name, each in items.items()
-    }
-
-
-def parse_unknown_serves(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe, ...]:
-    """Parse intents to serve a boot. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
-    return tuple(
-        UnknownServe(
-            text(each["intent"]), text(each["key"]), _parse_step_evidence(each["seen"]), each["isWithheld"] is True
-        )
-        for each in items
-    )
-
-
-def parse_attempt(item: Mapping[str, Any]) -> InstallAttempt:
-    """Parse an install attempt. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
-    started, failed, boots = item["started"], item["failed"], tuple(map(_parse_step_evidence, item["boots"]))
-    if not boots:
-        raise ValueError("an install attempt must have at least one served boot")
-    return InstallAttempt(
-        key=text(item["key"]),
-        image=text(item["image"]) if item.get("image") is not None else None,
-        number=_parse_number(item["number"]),
-        boots=boots,
-        started=_parse_step_evidence(started) if started is not None else None,
-        started_boot=_parse_number(item.get("startedBoot", len(boots) if started is not None else 0)),
-        failed=Failure(_parse_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
-        disk_boot=_parse_step_evidence(item["diskBoot"]) if item.get("diskBoot") is not None else None,
-    )
-
-
-def _parse_step_evidence(item: Mapping[str, Any]) -> StepEvidence:
-    return StepEvidence(_parse_instant(item["at"]), text(item["path"]), text(item["client"]))
-
-
-def _parse_run(item: Mapping[str, Any]) -> Run:
-    end = item.get("end")
-    return Run(
-        _parse_number(item["run"]),
-        _parse_instant(item["at"]),
-        _parse_instant(end) if end is not None else None,
-        **parse_run_evidence(item),
-    )
-
-
-def parse_run_evidence(item: Mapping[str, Any]) -> dict[str, StepEvidence | None]:
-    """Parse the output of `make_run_fields`. Raises ValueError, TypeError or KeyError if the output is malformed."""
-    names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
-    return {name: _parse_step_evidence(item[key]) if item.get(key) is not None else None for name, key in names.items()}
-
-
-def _parse_number(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:  # the range of the ledger
-        raise ValueError(f"expected a whole number that is 0 or greater, found {quote_value(value)}")
-    return value
-
-
-def _parse_instant(value: object) -> datetime:
-    """Parse a time written by `encode_records`.
-
-    Unlike a time in a document, such a time may contain fractions of a second.
-    """
-    at = datetime.fromisoformat(text(value))
-    if at.tzinfo is None:
-        raise ValueError(f"expected a time with a UTC offset, found {quote_value(value)}")
-    return at.astimezone(UTC)
 
 
 class InstallStep(StrEnum):
@@ -316,8 +51,8 @@ class StepEvidence(NamedTuple):
     client: str  # the IP address of the client
 
     def __str__(self) -> str:
-        what = f"{self.client} fetched {self.path}" if self.path else "the server used its boot override"
-        return f"{what} at {format_instant(self.at)}"
+        event = f"{self.client} fetched {self.path}" if self.path else "the server used its boot override"
+        return f"{event} at {format_instant(self.at)}"
 
 
 class Run(NamedTuple):
@@ -375,10 +110,9 @@ class Failure(NamedTuple):
     log: str  # the last lines of the installer's log
 
     def __str__(self) -> str:
-        last = self.log.splitlines()[-1:]
-        return " ".join(
-            [f"{self.client} reported a failure at {format_instant(self.at)}", *(f'("{line}")' for line in last)]
-        )
+        report = f"{self.client} reported a failure at {format_instant(self.at)}"
+        lines = self.log.splitlines()
+        return f'{report} ("{lines[-1]}")' if lines else report
 
 
 class InstallAttempt(Struct, frozen=True, kw_only=True):
@@ -466,10 +200,307 @@ class Record:
         Intents with a known outcome do not count. Return None if there is no such intent.
         """
         return min(
-            [each for each in self.unknown_serves if each.key == key and not each.is_withheld],
-            key=lambda each: each.seen.at,
+            [serve for serve in self.unknown_serves if serve.key == key and not serve.is_withheld],
+            key=lambda serve: serve.seen.at,
             default=None,
         )
+
+
+# Comparisons of records
+
+
+def find_newer_records(
+    published_records: Mapping[SystemUuid, Record],
+    ledger_records: Mapping[SystemUuid, Record],
+    reasons: Callable[[SystemUuid], Collection[str | None]],
+) -> list[SystemUuid]:
+    """Return the servers that have a newer record in an output tree than in the ledger.
+
+    Such a record shows that the ledger is an old copy. ``reasons`` returns the keys of the overrides that, according to
+    the ledger, gitboot has set for a server. The ledger contains an override before a machine can consume it.
+    """
+    return sorted(
+        uuid for uuid, record in published_records.items() if _is_newer(uuid, record, ledger_records.get(uuid), reasons)
+    )
+
+
+def _is_newer(
+    uuid: SystemUuid,
+    published_record: Record,
+    ledger_record: Record | None,
+    reasons: Callable[[SystemUuid], Collection[str | None]],
+) -> bool:
+    consumed_key = published_record.consumed_key
+    if consumed_key is None and published_record == ledger_record:  # a fast check, which excludes most records
+        return False
+    published_progress, ledger_progress = _measure_progress(published_record), _measure_progress(ledger_record)
+    if published_progress != ledger_progress:
+        return published_progress > ledger_progress
+    if consumed_key is not None and consumed_key not in reasons(uuid):
+        return True
+    return _has_new_serve(ledger_record, published_record)
+
+
+class _Progress(NamedTuple):
+    """The values of a record that never decrease.
+
+    If the other values are equal, a pending server becomes provisioned only because a commit lowers its number.
+    """
+
+    has_record: bool
+    offered: int
+    taken_back: int
+    provisioned_at: datetime
+    last_run_at: datetime
+    last_evidence_at: datetime
+    is_provisioned: bool
+
+
+def _measure_progress(record: Record | None) -> _Progress:
+    beginning = datetime.min.replace(tzinfo=UTC)
+    if record is None:
+        return _Progress(False, 0, 0, beginning, beginning, beginning, False)
+    return _Progress(
+        has_record=True,
+        offered=record.offered,
+        taken_back=record.taken_back,
+        provisioned_at=record.provisioned_at or beginning,
+        last_run_at=max((run.at for run in record.runs.values()), default=beginning),
+        last_evidence_at=max((_last_evidence_time(attempt) for attempt in record.attempts), default=beginning),
+        is_provisioned=record.provision is not None,
+    )
+
+
+def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:
+    """Return whether a published record contains an intent that was not withheld and is not in the ledger."""
+    known_serves = ledger_record.unknown_serves if ledger_record is not None else ()
+    known_intents = {serve.intent for serve in known_serves}
+    withheld_at = max((serve.seen.at for serve in known_serves if not serve.intent), default=None)
+    return any(
+        not serve.is_withheld
+        and serve.intent not in known_intents
+        and (withheld_at is None or withheld_at < serve.seen.at)
+        for serve in published_record.unknown_serves
+    )
+
+
+def find_last_seen(record: Record) -> datetime | None:
+    """Return the time of the newest evidence in a server's record, or None if there is no evidence."""
+    times = [_last_evidence_time(attempt) for attempt in record.attempts]
+    times += [run.at for run in record.runs.values()]
+    times += [serve.seen.at for serve in record.unknown_serves if not serve.is_withheld]
+    if record.provisioned_at is not None:
+        times.append(record.provisioned_at)
+    return max(times, default=None)
+
+
+def _last_evidence_time(attempt: InstallAttempt) -> datetime:
+    return attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
+
+
+def find_drift(decision: Decision, record: Record | None) -> dict[str, str]:
+    """Compare a provisioned server with its decision.
+
+    Return a message about each difference, by the name of the condition.
+    """
+    policy = decision.policy
+    if record is None or record.provision is None or policy is None:
+        return {}
+    drift = {}
+    if policy.boot is not None and record.image not in (None, policy.boot.image):
+        drift["ImageDrift"] = (
+            f"the server was provisioned with BootImage/{record.image}, but its plan boots "
+            f"BootImage/{policy.boot.image}"
+        )
+    elif policy.boot is not None and record.image is None and record.version not in (None, policy.boot.version):
+        drift["ImageDrift"] = (
+            f"another tool installed version {record.version}, but the plan boots BootImage/{policy.boot.image} "
+            f"({policy.boot.version})"
+        )
+    if record.pool not in (None, policy.policy):
+        drift["PoolDrift"] = (
+            f"the server was provisioned under BootPolicy/{record.pool}, but its policy is now "
+            f"BootPolicy/{policy.policy}"
+        )
+    return drift
+
+
+# The JSON format of records
+
+
+def shard_name(uuid: SystemUuid) -> str:
+    """Return the name of the file in the output tree that contains a server's record.
+
+    The name is the prefix of a digest of the UUID and not of the UUID itself, because the UUIDs of one vendor may share
+    a prefix.
+    """
+    return f"{crc32(uuid.encode()) & 0xFF:02x}"
+
+
+def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
+    """Encode records in the format of ``ops/records``, which ``gitboot records begin FILE`` reads."""
+    items = [{"uuid": uuid, **make_record_fields(record)} for uuid, record in sorted(records.items())]
+    return encode_canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
+
+
+def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
+    """Parse exported records. Raises `UsageError`, which names ``path``, if the records are malformed."""
+    try:
+        return {parse_uuid(item["uuid"]): parse_record(item) for item in json.loads(data)["items"]}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
+        raise UsageError(
+            f"{path} does not contain exported records ({reason}); use ops/records from an output tree"
+        ) from None
+
+
+def make_record_fields(record: Record) -> dict[str, Any]:
+    """Convert a record to JSON values."""
+    runs = {name: _drop_null_fields(to_json_value(run)) for name, run in record.runs.items()}
+    attempts = [make_attempt_fields(attempt) for attempt in record.attempts]
+    fields = {**to_json_value(record), "runs": runs, "attempts": attempts}
+    if record.unknown_serves:
+        fields["unknownServes"] = to_json_value(record.unknown_serves)
+    return fields
+
+
+def make_attempt_fields(attempt: InstallAttempt) -> dict[str, Any]:
+    """Convert an install attempt, including its fetches and its step, to JSON values."""
+    return _drop_null_fields({**to_json_value(attempt), "step": attempt.step})
+
+
+def _drop_null_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    """Remove the fields diskBoot and image if they are null, because earlier versions do not write these fields."""
+    return {key: value for key, value in fields.items() if key not in ("diskBoot", "image") or value is not None}
+
+
+def get_provisioning_fields(record: Record) -> list[Any]:
+    """Return the last provisioning of a server as JSON values, which an operator sees before changing the record."""
+    return [record.offered, record.provision, record.image, to_json_value(record.provisioned_at)]
+
+
+def make_run_fields(run: Run) -> dict[str, Any]:
+    """Convert the evidence for a maintenance run to JSON values."""
+    evidence = {
+        "given": to_json_value(run.given),
+        "started": to_json_value(run.started),
+        "diskBoot": to_json_value(run.disk_boot),
+    }
+    return _drop_null_fields(evidence)
+
+
+def parse_record(item: Mapping[str, Any]) -> Record:
+    """Parse a record from JSON values. Raises ValueError, TypeError or KeyError if the values are malformed."""
+
+    def parse_optional(parse: Callable[[Any], T], name: str) -> T | None:
+        return parse(item[name]) if item[name] is not None else None
+
+    return Record(
+        provision=parse_optional(_parse_number, "provision"),
+        image=parse_optional(text, "image"),
+        pool=parse_optional(text, "pool"),
+        decision=parse_optional(parse_digest, "decisionDigest"),
+        evidence=parse_optional(text, "evidence"),
+        provisioned_at=parse_optional(_parse_instant, "provisionedAt"),
+        grace_until=parse_optional(_parse_instant, "graceUntil"),
+        consumed_at=parse_optional(_parse_instant, "consumedAt"),
+        consumed_key=parse_optional(text, "consumedKey"),
+        runs={name: _parse_run(run) for name, run in item["runs"].items()},
+        overwritten_by=parse_optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
+        offered=_parse_number(item.get("offered", 0)),
+        answered=_parse_number(item.get("answered", 0)),
+        taken_back=_parse_number(item.get("takenBack", 0)),
+        attempts=tuple(map(parse_attempt, item.get("attempts", ()))),
+        unknown_serves=parse_unknown_serves(item.get("unknownServes", ())),
+        version=parse_optional(text, "version") if "version" in item else None,
+    )
+
+
+def parse_clearances(items: Mapping[str, Any]) -> dict[str, Clearance]:
+    """Parse the clearance for each maintenance.
+
+    Raises ValueError, TypeError or KeyError if the JSON values are malformed.
+    """
+
+    def parse_text(value: Any) -> str | None:
+        return text(value) if value is not None else None
+
+    return {
+        name: Clearance(
+            approved=parse_text(item["approved"]),
+            drain=parse_text(item["drain"]),
+            drained_at=_parse_instant(item["drainedAt"]) if item["drainedAt"] is not None else None,
+            until=_parse_instant(item["until"]) if item.get("until") is not None else None,
+        )
+        for name, item in items.items()
+    }
+
+
+def parse_unknown_serves(items: Iterable[Mapping[str, Any]]) -> tuple[UnknownServe, ...]:
+    """Parse intents to serve a boot. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
+    return tuple(
+        UnknownServe(
+            text(item["intent"]), text(item["key"]), _parse_step_evidence(item["seen"]), item["isWithheld"] is True
+        )
+        for item in items
+    )
+
+
+def parse_attempt(item: Mapping[str, Any]) -> InstallAttempt:
+    """Parse an install attempt. Raises ValueError, TypeError or KeyError if the JSON values are malformed."""
+    started, failed, boots = item["started"], item["failed"], tuple(map(_parse_step_evidence, item["boots"]))
+    if not boots:
+        raise ValueError("an install attempt must have at least one served boot")
+    return InstallAttempt(
+        key=text(item["key"]),
+        image=text(item["image"]) if item.get("image") is not None else None,
+        number=_parse_number(item["number"]),
+        boots=boots,
+        started=_parse_step_evidence(started) if started is not None else None,
+        started_boot=_parse_number(item.get("startedBoot", len(boots) if started is not None else 0)),
+        failed=Failure(_parse_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
+        disk_boot=_parse_step_evidence(item["diskBoot"]) if item.get("diskBoot") is not None else None,
+    )
+
+
+def _parse_step_evidence(item: Mapping[str, Any]) -> StepEvidence:
+    return StepEvidence(_parse_instant(item["at"]), text(item["path"]), text(item["client"]))
+
+
+def _parse_run(item: Mapping[str, Any]) -> Run:
+    end = item.get("end")
+    return Run(
+        _parse_number(item["run"]),
+        _parse_instant(item["at"]),
+        _parse_instant(end) if end is not None else None,
+        **parse_run_evidence(item),
+    )
+
+
+def parse_run_evidence(item: Mapping[str, Any]) -> dict[str, StepEvidence | None]:
+    """Parse the output of `make_run_fields`. Raises ValueError, TypeError or KeyError if the output is malformed."""
+    names = {"given": "given", "started": "started", "disk_boot": "diskBoot"}
+    return {name: _parse_step_evidence(item[key]) if item.get(key) is not None else None for name, key in names.items()}
+
+
+def _parse_number(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:  # the range of the ledger
+        raise ValueError(f"expected a whole number that is 0 or greater, found {quote_value(value)}")
+    return value
+
+
+def _parse_instant(value: object) -> datetime:
+    """Parse a time written by `encode_records`.
+
+    Unlike a time in a document, such a time may contain fractions of a second.
+    """
+    at = datetime.fromisoformat(text(value))
+    if at.tzinfo is None:
+        raise ValueError(f"expected a time with a UTC offset, found {quote_value(value)}")
+    return at.astimezone(UTC)
+
+
+# Orders and claims that stop boots
 
 
 class StopScope(StrEnum):
