@@ -41,7 +41,7 @@ from gitboot.resolve.policy_selection import (
     compute_rollout_percentage,
 )
 from gitboot.resolve.provisioning_record import Record
-from gitboot.resolve.server_decision import Decision, FieldSources, MaintenanceDecision
+from gitboot.resolve.server_decision import Boot, Decision, FieldSources, MaintenanceDecision
 from gitboot.resolve.server_plan import BootPlan, Cause
 
 
@@ -69,22 +69,24 @@ def explain(
     """
     view = FleetView(repository)
     explainer = _Explainer(view, decision, plan, record)
-    active = [each for each in drop_ended_windows(decision, latest_clock).maintenances if each.is_active(at)]
-    reasons = [_locate_reason(repository, each) for each in explainer.list_reasons(active)]
-    explained_fields = {name for each in reasons for name in (each.field, _base_name(each.field))}
+    maintenances = drop_ended_windows(decision, latest_clock).maintenances
+    active = [maintenance for maintenance in maintenances if maintenance.is_active(at)]
+    reasons = [_locate_reason(repository, reason) for reason in explainer.list_reasons(active)]
+    explained_fields = {name for reason in reasons for name in (reason.field, _base_name(reason.field))}
     inputs = view.server_inputs(repository.servers[decision.server])
-    others = [
-        _locate_reason(repository, each)
-        for each in list_field_reasons(repository, inputs, decision, plan)
-        if each.field not in explained_fields
-        and not (each.value == "none" and _base_name(each.field) in explained_fields)
-    ]
-    settings = [each for each in others if each.resource is not None and _base_name(each.field) in SETTINGS]
+    settings: list[Reason] = []
+    others: list[Reason] = []
+    for field_reason in list_field_reasons(repository, inputs, decision, plan):
+        base_name = _base_name(field_reason.field)
+        if field_reason.field in explained_fields or (field_reason.value == "none" and base_name in explained_fields):
+            continue
+        is_setting = field_reason.resource is not None and base_name in SETTINGS
+        (settings if is_setting else others).append(_locate_reason(repository, field_reason))
     return Explanation(
         server=decision.server,
         reasons=(*reasons, *settings),
         lost=tuple(explainer.lost),
-        others=tuple(each for each in others if each not in settings),
+        others=tuple(others),
     )
 
 
@@ -107,6 +109,8 @@ _DRAIN_TEXTS: Final[Mapping[Cause | None, str]] = {
 
 
 class _Explainer:
+    """An explainer for the boot of one server, which also collects the rejected candidates."""
+
     def __init__(
         self,
         view: FleetView,
@@ -135,26 +139,31 @@ class _Explainer:
             yield make_reason("step", install_step(decision, self._record), "R5", evidence)
         if plan.waiting_maintenance is not None:
             yield from self._explain_preconditions(self._repository.maintenances[plan.waiting_maintenance])
-        priority = max((each.priority for each in active), default=0)
-        for each in (each for each in decision.maintenances if each.name != plan.maintenance):
-            why = plan.cause.value  # the boot of the maintenance is not offered, for example while boots are stopped
-            if each not in active:
-                why = "the maintenance is not currently active"
-            elif each.priority < priority:
-                why = f"its priority ({each.priority}) is below {priority}"
-            self.lost.append(RejectedCandidate(f"Maintenance/{each.name}", "R2", why))
-        if plan.maintenance is not None and decision.policy is not None:
-            self.lost.append(
-                RejectedCandidate(
-                    f"BootPolicy/{decision.policy.policy}", "R2", "an active maintenance replaces the policy"
-                )
-            )
+        self._reject_other_maintenances(plan, active)
         if (run_evidence := describe_run_evidence(decision, plan.maintenance, self._record)) is not None:
-            yield make_reason("run", run_evidence[0], "R5", run_evidence[1])
+            run, evidence = run_evidence
+            yield make_reason("run", run, "R5", evidence)
         if plan.maintenance is not None:
             yield from self._explain_maintenance(self._repository.maintenances[plan.maintenance])
         elif chosen is not None:
             yield from self._explain_policy(chosen)
+
+    def _reject_other_maintenances(self, plan: BootPlan, active: Sequence[MaintenanceDecision]) -> None:
+        """Add the maintenances, and the policy, that the plan does not boot to the rejected candidates (rule R2)."""
+        highest = max((maintenance.priority for maintenance in active), default=0)
+        for maintenance in self._decision.maintenances:
+            if maintenance.name == plan.maintenance:
+                continue
+            why = plan.cause.value  # the boot of the maintenance is not offered, for example while boots are stopped
+            if maintenance not in active:
+                why = "the maintenance is not currently active"
+            elif maintenance.priority < highest:
+                why = f"its priority ({maintenance.priority}) is below {highest}"
+            self.lost.append(RejectedCandidate(f"Maintenance/{maintenance.name}", "R2", why))
+        policy = self._decision.policy
+        if plan.maintenance is not None and policy is not None:
+            why = "an active maintenance replaces the policy"
+            self.lost.append(RejectedCandidate(f"BootPolicy/{policy.policy}", "R2", why))
 
     def list_timeless_reasons(self) -> Iterator[Reason]:
         """Yield the reasons for the policy's boot and for the boot of each maintenance.
@@ -166,27 +175,24 @@ class _Explainer:
             return
         if (chosen := self._select_policy()) is not None:
             yield from self._explain_policy(chosen)
-        for each in self._decision.maintenances:
-            for reason in self._explain_maintenance(self._repository.maintenances[each.name]):
-                yield structs.replace(reason, under=each.name)
+        for maintenance in self._decision.maintenances:
+            for reason in self._explain_maintenance(self._repository.maintenances[maintenance.name]):
+                yield structs.replace(reason, under=maintenance.name)
 
     def _explain_site(self) -> Iterator[Reason]:
-        lifecycle, name = self._server.spec.lifecycle, self._inputs.shared.site
+        lifecycle, site = self._server.spec.lifecycle, self._inputs.shared.site
         if lifecycle is not Lifecycle.ACTIVE:
-            yield make_reason(
-                "lifecycle", lifecycle, "R1", "only Active servers have a plan", self._id, "spec", "lifecycle"
-            )
+            why = "only Active servers have a plan"
+            yield make_reason("lifecycle", lifecycle, "R1", why, self._id, "spec", "lifecycle")
             return
         fleet = Id("Fleet", self._repository.fleet.metadata.name)
-        if name is not None:
-            number = [str(each.name) for each in self._repository.fleet.spec.sites].index(name)
-            yield make_reason(
-                "site", name, "-", "this is the first site that selects the server", fleet, "spec", "sites", number
-            )
+        if site is not None:
+            why = "this is the first site that selects the server"
+            number = [str(each.name) for each in self._repository.fleet.spec.sites].index(site)
+            yield make_reason("site", site, "-", why, fleet, "spec", "sites", number)
         else:
-            yield make_reason(
-                "baseURL", self._decision.base_url, "-", "no site selects the server", fleet, "spec", "baseURL"
-            )
+            why = "no site selects the server"
+            yield make_reason("baseURL", self._decision.base_url, "-", why, fleet, "spec", "baseURL")
 
     # R2
 
@@ -200,19 +206,21 @@ class _Explainer:
         if (before := decided.before) is None:
             return
         missing = find_missing_precondition(decided, self._record)
-        place, at = ("spec", "before"), before.approval_file or before.approval_url
-        if at is not None:
-            why = f"{at} must approve this digest"
-            if self._plan is not None:
-                is_missing = missing is Cause.WAITING_FOR_APPROVAL
-                why = f"{at} has not approved this digest yet" if is_missing else f"{at} has approved this digest"
+        path, approver = ("spec", "before"), before.approval_file or before.approval_url
+        if approver is not None:
+            if self._plan is None:
+                why = f"{approver} must approve this digest"
+            elif missing is Cause.WAITING_FOR_APPROVAL:
+                why = f"{approver} has not approved this digest yet"
+            else:
+                why = f"{approver} has approved this digest"
             step = "file" if before.approval_file is not None else "url"
-            yield make_reason("before.approval", before.digest, "R2", why, key, *place, "approval", step)
+            yield make_reason("before.approval", before.digest, "R2", why, key, *path, "approval", step)
         if before.drain_url is not None:
             why = "before gitboot resets the server, the URL must return status 200 for the server"
             if self._plan is not None:
                 why = _DRAIN_TEXTS.get(missing, "the server is drained")
-            yield make_reason("before.drain", before.drain_url, "R2", why, key, *place, "drain", "url")
+            yield make_reason("before.drain", before.drain_url, "R2", why, key, *path, "drain", "url")
 
     def _explain_maintenance(self, maintenance: Maintenance) -> Iterator[Reason]:
         key = Id("Maintenance", maintenance.metadata.name)
@@ -232,11 +240,10 @@ class _Explainer:
             return
         image = choose_maintenance_image(profile, self._repository.streams)
         if profile.spec.stream is not None:
-            setter, path = Id("ImageStream", profile.spec.stream), ("spec", "current")
-            why = "a maintenance boots the stream's current image"
+            why, stream_id = "a maintenance boots the stream's current image", Id("ImageStream", profile.spec.stream)
+            yield make_reason("image", image, "R2", why, stream_id, "spec", "current")
         else:
-            setter, path, why = Id("BootProfile", spec.profile), ("spec", "image"), "the profile sets this field"
-        yield make_reason("image", image, "R2", why, setter, *path)
+            yield _make_field_reason("image", image, "R2", "the profile", Id("BootProfile", spec.profile))
         boot_inputs = next(each.boot for each in self._inputs.shared.maintenances if each.maintenance is maintenance)
         yield from self._explain_provenance(image, profile, boot_inputs)
         yield from self._explain_boot(build_boot_source(self._inputs, boot_inputs, maintenance=maintenance))
@@ -244,12 +251,13 @@ class _Explainer:
     # R3 and R4
 
     def _select_policy(self) -> Choice[Pool] | None:
-        (name, labels), named = (self._server.metadata.name, self._server.metadata.labels), self._server.spec.policy
-        policies = self._repository.policies
-        chosen = choose_policy(
-            [pool for pool in self._pools.values() if selects_server(policies[pool.name].spec.select, name, labels)],
-            self._pools[named] if named is not None else None,
-        )
+        metadata, named = self._server.metadata, self._server.spec.policy
+        selecting_pools = [
+            pool
+            for pool in self._pools.values()
+            if selects_server(self._repository.policies[pool.name].spec.select, metadata.name, metadata.labels)
+        ]
+        chosen = choose_policy(selecting_pools, self._pools[named] if named is not None else None)
         if not isinstance(chosen, Choice):
             return None
         self.lost += chosen.rejected
@@ -257,8 +265,10 @@ class _Explainer:
 
     def _explain_policy(self, choice: Choice[Pool]) -> Iterator[Reason]:
         pool, server = choice.winner, self._server
-        place = (self._id, "policy") if server.spec.policy is not None else (Id("BootPolicy", pool.name), "select")
-        yield make_reason("policy", pool.name, "R3", choice.why, place[0], "spec", place[1])
+        if server.spec.policy is not None:
+            yield make_reason("policy", pool.name, "R3", choice.why, self._id, "spec", "policy")
+        else:
+            yield make_reason("policy", pool.name, "R3", choice.why, Id("BootPolicy", pool.name), "spec", "select")
         specs = [(name, self._repository.policies[name].spec) for name in reversed(pool.chain)]
         for alias, name in (("networkBoot", "network_boot"), ("profile", "profile")):
             # The last policy in the chain of policies that sets the field.
@@ -286,14 +296,18 @@ class _Explainer:
         architecture = self._server.spec.architecture
         artifacts = self._repository.images[image].spec.architectures.get(architecture)
         if artifacts is not None and (origins := list_claimed_origins([artifacts])):
-            claimed_in = (Id("BootImage", image), "spec", "architectures", architecture)
-            yield make_reason("provenance", ", ".join(origins), "-", "the image claims this provenance", *claimed_in)
+            why, image_id = "the image claims this provenance", Id("BootImage", image)
+            yield make_reason(
+                "provenance", ", ".join(origins), "-", why, image_id, "spec", "architectures", architecture
+            )
         if inputs.requires_signature:
             name = find_requiring_stream(self._repository, profile, image)
             is_own = profile.spec.stream == name
             why = "the stream sets this field" if is_own else "this field is set by a stream that contains the image"
-            location = (Id("ImageStream", name), "spec", "requireProvenance")
-            yield make_reason("requireProvenance", RequiredProvenance.SIGNED, "-", why, *location)
+            stream_id = Id("ImageStream", name)
+            yield make_reason(
+                "requireProvenance", RequiredProvenance.SIGNED, "-", why, stream_id, "spec", "requireProvenance"
+            )
 
     # R6 and R7
 
@@ -309,43 +323,45 @@ class _Explainer:
         if self._plan is not None and self._plan.boot is not None:  # the server does not boot its disk
             boot = self._plan.boot
         assert boot is not None  # noqa: S101 - the profile's method is not Disk
+        yield from self._explain_arguments(boot, source)
+        if boot.user_data is not None:
+            template = source.profile.spec.user_data
+            path = template.template if template is not None else ""
+            why = f"the profile names this template, whose format is {boot.user_data.format}"
+            yield make_reason("userData", path, "R6", why, profile, "spec", "userData", "template")
+        yield from self._explain_variables(source)
+
+    def _explain_arguments(self, boot: Boot, source: BootSource) -> Iterator[Reason]:
         # gitboot imports this module here, because the import is slow and an instance does not need it
         from gitboot.resolve.boot_composition import Composer
 
         composer = Composer()
         places = composer.locate_arguments(boot, source)
-        self.lost += (
-            RejectedCandidate(f"{argument} of {resource}", "R7", why)
-            for argument, resource, why in composer.list_dropped_arguments(boot, source)
-        )
+        for argument, resource, why in composer.list_dropped_arguments(boot, source):
+            self.lost.append(RejectedCandidate(f"{argument} of {resource}", "R7", why))
         for number, argument in enumerate(boot.kernel_arguments):
             field = f"kernelArguments[{number}]"
             if argument in places:
                 resource, index = places[argument]
-                place = (resource, "spec", "kernelArguments", index)
-                yield make_reason(field, argument, "R7", "the last document that sets this argument wins", *place)
+                why = "the last document that sets this argument wins"
+                yield make_reason(field, argument, "R7", why, resource, "spec", "kernelArguments", index)
             else:
                 yield make_reason(field, argument, "R7", "gitboot adds this argument for the user data")
-        if boot.user_data is not None:
-            template = source.profile.spec.user_data
-            value = template.template if template else ""
-            why = f"the profile names this template, whose format is {boot.user_data.format}"
-            yield make_reason("userData", value, "R6", why, profile, "spec", "userData", "template")
+
+    def _explain_variables(self, source: BootSource) -> Iterator[Reason]:
         # The last document that sets each variable wins; policies come first, starting at the root.
-        setters: dict[str, Id] = {}
-        policies = source.pool.chain if source.pool else ()
+        policies = source.pool.chain if source.pool is not None else ()
         documents: list[tuple[Id, Any]] = [
             *((Id("BootPolicy", name), self._repository.policies[name].spec.vars) for name in policies),
-            (profile, source.profile.spec.vars),
+            (source.profile_id, source.profile.spec.vars),
             (self._id, self._server.spec.vars),
         ]
+        setters: dict[str, Id] = {}
         for resource, variables in documents:
             setters |= dict.fromkeys(variables, resource)
-        for variable, setting in sorted(merge_vars(source).items()):
-            location = (setters[variable], "spec", "vars", variable)
-            yield make_reason(
-                f"vars.{variable}", setting, "R7", "the last document that sets this variable wins", *location
-            )
+        for variable, value in sorted(merge_vars(source).items()):
+            why = "the last document that sets this variable wins"
+            yield make_reason(f"vars.{variable}", value, "R7", why, setters[variable], "spec", "vars", variable)
 
 
 def _make_field_reason(field: str, value: object, rule: str, document: str, resource: Id) -> Reason:
@@ -470,39 +486,42 @@ class Explanations:
     def __init__(self, repository: FleetRepository, decisions: Mapping[str, Decision]) -> None:
         self._repository, self._decisions = repository, decisions
         self._texts = SourceTexts(repository)
-        self._shared: dict[tuple[object, ...], frozenset[Id]] = {}
+        # by policies, maintenances and their images; many servers have the same ones
+        self._documents: dict[tuple[tuple[Id, str | None], ...], frozenset[Id]] = {}
 
     @cached_property
     def _view(self) -> FleetView:
         return FleetView(self._repository)
 
     def explain_server(self, name: str) -> FieldSources:
-        stream = joins = kept = None
-        repository, decision, texts = self._repository, self._decisions[name], self._texts
-        server_id, server, policy = Id("Server", name), repository.servers[name], decision.policy
-        if policy is not None and policy.boot is not None:
-            profile = repository.profiles[policy.boot.profile]
-            stream = profile.spec.stream
-            named = choose_image(server, profile, repository.streams).winner
-            if named.path == ("spec", "current") and stream is not None:
-                rollout = repository.streams[stream].spec.rollout
-                if rollout is not None and selects_server(
-                    rollout.selector, server.metadata.name, server.metadata.labels
-                ):
-                    joins = compute_rollout_percentage(stream, server.uuid)
-            elif named.path[1] in ("pin", "holds"):
-                kept = ".".join((str(named.document), *map(str, named.path[:-1])))
+        """Return the documents that set the fields of a server's boot configuration."""
+        stream, joins, kept = self._explain_image(name)
+        server_id, texts = Id("Server", name), self._texts
         lines = []
-        for each in _Explainer(self._view, decision).list_timeless_reasons():
+        for reason in _Explainer(self._view, self._decisions[name]).list_timeless_reasons():
             location: int | str | None = None
-            if each.resource is not None:
-                location = (
-                    texts.find_line(server_id, each.steps)
-                    if each.resource == str(server_id)
-                    else json_pointer(each.steps)
-                )
-            lines.append([each.field, each.value, each.rule, each.why, each.under, each.resource, location])
+            if reason.resource == str(server_id):
+                location = texts.find_line(server_id, reason.steps)
+            elif reason.resource is not None:
+                location = json_pointer(reason.steps)
+            lines.append([reason.field, reason.value, reason.rule, reason.why, reason.under, reason.resource, location])
         return FieldSources(stream=stream, joins=joins, kept=kept, packed=zlib.compress(encode_canonical(lines), 6))
+
+    def _explain_image(self, name: str) -> tuple[str | None, int | None, str | None]:
+        """Return the values `stream`, `joins` and `kept` of `FieldSources` for a server."""
+        repository, policy = self._repository, self._decisions[name].policy
+        if policy is None or policy.boot is None:
+            return None, None, None
+        server, profile = repository.servers[name], repository.profiles[policy.boot.profile]
+        stream = profile.spec.stream
+        source = choose_image(server, profile, repository.streams).winner
+        if source.path == ("spec", "current") and stream is not None:
+            rollout, metadata = repository.streams[stream].spec.rollout, server.metadata
+            if rollout is not None and selects_server(rollout.selector, metadata.name, metadata.labels):
+                return stream, compute_rollout_percentage(stream, server.uuid), None
+        elif source.path[1] in ("pin", "holds"):
+            return stream, None, ".".join((str(source.document), *map(str, source.path[:-1])))
+        return stream, None, None
 
     def find_changed_servers(self, before: Explanations, decided_servers: Collection[str]) -> Collection[str]:
         """Return the names of new servers, and of servers whose explanation may differ from that in an earlier commit.
@@ -512,33 +531,36 @@ class Explanations:
         servers, old = self._repository.servers, before._repository
         if _get_fleet_values(self._repository.fleet) != _get_fleet_values(old.fleet):
             return servers.keys()
-        found = set()
-        for name in (name for name in decided_servers if name in servers):
+        changed_servers = set()
+        for name in decided_servers:
+            if name not in servers:
+                continue
             old_decision, new_decision = before._decisions.get(name), self._decisions[name]
-            if old_decision is not new_decision and (
-                old_decision is None or old_decision.digest != new_decision.digest
-            ):
-                found.add(name)
+            if old_decision is new_decision:
+                continue
+            if old_decision is None or old_decision.digest != new_decision.digest:
+                changed_servers.add(name)
         for document in find_moved_documents(old, self._repository):
             if document.kind == "Server" and document.name in servers:
                 is_new = document not in old.origins
                 if is_new or before._texts.read_text(document) != self._texts.read_text(document):
-                    found.add(document.name)
-        if changed := _find_changed_documents(old, self._repository):
-            found.update(
-                name for name in servers if not changed.isdisjoint(self._find_documents(self._decisions[name]))
-            )
-        return found
+                    changed_servers.add(document.name)
+        if changed_documents := _find_changed_documents(old, self._repository):
+            for name in servers:
+                if not changed_documents.isdisjoint(self._find_documents(self._decisions[name])):
+                    changed_servers.add(name)
+        return changed_servers
 
     def _find_documents(self, decision: Decision) -> frozenset[Id]:
-        policy = decision.policy
-        boots = [(Id("Maintenance", each.name), each.boot) for each in decision.maintenances]
-        if policy is not None:
+        """Return the documents, except the Server document, that determine the boots of a decision."""
+        boots = [(Id("Maintenance", maintenance.name), maintenance.boot) for maintenance in decision.maintenances]
+        if (policy := decision.policy) is not None:
             boots.append((Id("BootPolicy", policy.policy), policy.boot))
-        key = tuple((chosen, boot.image if boot is not None else None) for chosen, boot in boots)
-        if (found := self._shared.get(key)) is None:
-            found = self._shared[key] = frozenset(chain.from_iterable(self._list_documents(*each) for each in key))
-        return found
+        key = tuple((source, boot.image if boot is not None else None) for source, boot in boots)
+        if (documents := self._documents.get(key)) is None:
+            lists = (self._list_documents(source, image) for source, image in key)
+            documents = self._documents[key] = frozenset(chain.from_iterable(lists))
+        return documents
 
     def _list_documents(self, source: Id, image: str | None) -> Iterator[Id]:
         repository = self._repository
@@ -604,23 +626,23 @@ def make_fleet_fields(repository: FleetRepository, opt_outs: Iterable[OptOut]) -
         "maintenances": [
             {
                 "name": name,
-                "start": format_instant(window.start) if (window := each.spec.window).start else None,
-                "end": format_instant(window.end) if window.end else None,
-                "priority": each.spec.priority,
-                "profile": each.spec.profile,
+                "start": format_instant(maintenance.spec.window.start) if maintenance.spec.window.start else None,
+                "end": format_instant(maintenance.spec.window.end) if maintenance.spec.window.end else None,
+                "priority": maintenance.spec.priority,
+                "profile": maintenance.spec.profile,
                 **_make_location(repository, Id("Maintenance", name), "spec", "window"),
             }
-            for name, each in repository.maintenances.items()
+            for name, maintenance in repository.maintenances.items()
         ],
         "optOuts": [
             {
-                "id": ".".join((str(each.resource), *map(str, each.path))),
-                "what": each.what,
-                "image": each.image,
-                "reason": each.reason,
-                "until": format_instant(each.until) if each.until else None,
+                "id": ".".join((str(opt_out.resource), *map(str, opt_out.path))),
+                "what": opt_out.what,
+                "image": opt_out.image,
+                "reason": opt_out.reason,
+                "until": format_instant(opt_out.until) if opt_out.until else None,
             }
-            for each in opt_outs
+            for opt_out in opt_outs
         ],
     }
 
