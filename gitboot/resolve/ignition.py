@@ -110,6 +110,60 @@ _FIELDS: Final[Mapping[str, Any]] = {
 }
 _KINDS: Final = {str: "a string", int: "a whole number", bool: "true or false"}
 _MAX_INTEGER: Final = 2**63
+# For each list, the field whose values must be unique in the list. Source: `config/v3_4/types/*.go`, the methods Key
+# and Validate.
+_UNIQUE_FIELDS: Final = (
+    ("passwd", "users", "name"),
+    ("passwd", "groups", "name"),
+    ("systemd", "units", "name"),
+    ("storage", "disks", "device"),
+    ("storage", "filesystems", "device"),
+    ("storage", "raid", "name"),
+    ("storage", "files", "path"),
+    ("storage", "directories", "path"),
+    ("storage", "links", "path"),
+    ("storage", "luks", "name"),
+)
+_UNIT_SUFFIXES: Final = (
+    ".service",
+    ".socket",
+    ".device",
+    ".mount",
+    ".automount",
+    ".swap",
+    ".target",
+    ".path",
+    ".timer",
+    ".snapshot",
+    ".slice",
+    ".scope",
+)
+_NEEDS_FORMAT: Final = ("path", "label", "uuid", "wipeFilesystem", "options", "mountOptions")
+_MAX_MODE: Final = 0o7777
+# the minor version that added each filesystem format, and each URL scheme
+_FORMATS: Final = {"ext4": 0, "btrfs": 0, "xfs": 0, "vfat": 0, "swap": 0, "none": 3}
+_SCHEMES: Final = {"http": 0, "https": 0, "tftp": 0, "s3": 0, "data": 0, "gs": 2, "arn": 4}
+_MAX_LABEL: Final = {"ext4": 16, "btrfs": 256, "xfs": 12, "swap": 15, "vfat": 11}  # in bytes
+_AUTHORITY: Final = r"(?:[^\s/?#@]*@)?(?:\[[^\s/?#\]]*\]|[^\s/?#:\[\]]*)(?::[0-9]*)?"
+_URL: Final = re.compile(
+    rf"[a-z0-9]+:(?://{_AUTHORITY}(?=[/?#]|\Z)|(?!//))(?:[^%?#]|%[0-9a-f]{{2}})*(?:[?#].*)?", re.IGNORECASE | re.DOTALL
+)
+# The data URLs that Ignition reads. Source: vincent-petithory/dataurl, lex.go.
+_WORD: Final = r"[!#$%&'*+.^_`{|}~0-9A-Za-z-]"
+_MEDIA_TYPE: Final = rf"(?:(?:application|audio|image|message|multipart|text|video){_WORD}*|[xX]-{_WORD}*)/{_WORD}*"
+_PARAMETER: Final = rf';{_WORD}++=(?:{_WORD}++|"(?:[^"\\]|\\.)*")'
+_BASE64: Final = r"(?:[0-9A-Za-z+/]{4})*+(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?"
+_URL_TEXT: Final = r"(?:[!$&'()*+,./:;=?@_~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*+"
+_DATA_URL: Final = re.compile(rf"data:(?:{_MEDIA_TYPE})?(?:{_PARAMETER})*(?:;base64,{_BASE64}|,{_URL_TEXT})", re.ASCII)
+_GUID: Final = re.compile(r"|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_MAX_PARTITION_LABEL: Final = 36
+_MAX_VOLUME_LABEL: Final = 47
+# whether an array of each level can use spares
+_RAID_LEVELS: Final = {
+    **dict.fromkeys(("linear", "raid0", "0", "stripe"), False),
+    **dict.fromkeys(("raid1", "1", "mirror", "raid4", "4", "raid5", "5", "raid6", "6", "raid10", "10"), True),
+}
+_PINS: Final = ("tpm2", "tang", "sss")
 
 
 def check_ignition(format: str, text: str) -> None:
@@ -163,15 +217,15 @@ def _find_wrong_types(value: Any, expected: Any, minor: int, path: str) -> Itera
         if not isinstance(value, dict):
             yield f"{path or 'the document'} must be an object, found {_describe(value)}"
             return
-        for key, each in value.items():
+        for key, field_value in value.items():
             if key in expected:
-                yield from _find_wrong_types(each, expected[key], minor, f"{path}.{key}".removeprefix("."))
+                yield from _find_wrong_types(field_value, expected[key], minor, f"{path}.{key}".removeprefix("."))
     elif isinstance(expected, list):
         if not isinstance(value, list):
             yield f"{path} must be a list, found {_describe(value)}"
             return
-        for index, each in enumerate(value):
-            yield from _find_wrong_types(each, expected[0], minor, f"{path}[{index}]")
+        for index, item in enumerate(value):
+            yield from _find_wrong_types(item, expected[0], minor, f"{path}[{index}]")
     elif type(value) is not expected or (expected is int and not -_MAX_INTEGER <= value < _MAX_INTEGER):
         yield f"{path} must be {_KINDS[expected]}, found {_describe(value)}"
 
@@ -197,69 +251,27 @@ def _describe(value: Any) -> str:
     return quote_value(value) if isinstance(value, str | list | dict) or value is None else json.dumps(value)
 
 
-# For each list, the field whose values must be unique in the list. Source: `config/v3_4/types/*.go`, the methods Key
-# and Validate.
-_KEYS: Final = (
-    *(("passwd", "users", "name"), ("passwd", "groups", "name"), ("systemd", "units", "name")),
-    *(("storage", "disks", "device"), ("storage", "filesystems", "device"), ("storage", "raid", "name")),
-    *(("storage", "files", "path"), ("storage", "directories", "path"), ("storage", "links", "path")),
-    ("storage", "luks", "name"),
-)
-_UNIT_SUFFIXES: Final = (
-    *(".service", ".socket", ".device", ".mount", ".automount", ".swap", ".target", ".path", ".timer"),
-    *(".snapshot", ".slice", ".scope"),
-)
-_NEEDS_FORMAT: Final = ("path", "label", "uuid", "wipeFilesystem", "options", "mountOptions")
-_MAX_MODE: Final = 0o7777
-# the minor version that added each filesystem format, and each URL scheme
-_FORMATS: Final = {"ext4": 0, "btrfs": 0, "xfs": 0, "vfat": 0, "swap": 0, "none": 3}
-_SCHEMES: Final = {"http": 0, "https": 0, "tftp": 0, "s3": 0, "data": 0, "gs": 2, "arn": 4}
-_MAX_LABEL: Final = {"ext4": 16, "btrfs": 256, "xfs": 12, "swap": 15, "vfat": 11}  # in bytes
-_AUTHORITY: Final = r"(?:[^\s/?#@]*@)?(?:\[[^\s/?#\]]*\]|[^\s/?#:\[\]]*)(?::[0-9]*)?"
-_URL: Final = re.compile(
-    rf"[a-z0-9]+:(?://{_AUTHORITY}(?=[/?#]|\Z)|(?!//))(?:[^%?#]|%[0-9a-f]{{2}})*(?:[?#].*)?", re.IGNORECASE | re.DOTALL
-)
-# The data URLs that Ignition reads. Source: vincent-petithory/dataurl, lex.go.
-_WORD: Final = r"[!#$%&'*+.^_`{|}~0-9A-Za-z-]"
-_MEDIA_TYPE: Final = rf"(?:(?:application|audio|image|message|multipart|text|video){_WORD}*|[xX]-{_WORD}*)/{_WORD}*"
-_PARAMETER: Final = rf';{_WORD}++=(?:{_WORD}++|"(?:[^"\\]|\\.)*")'
-_BASE64: Final = r"(?:[0-9A-Za-z+/]{4})*+(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?"
-_URL_TEXT: Final = r"(?:[!$&'()*+,./:;=?@_~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*+"
-_DATA_URL: Final = re.compile(rf"data:(?:{_MEDIA_TYPE})?(?:{_PARAMETER})*(?:;base64,{_BASE64}|,{_URL_TEXT})", re.ASCII)
-
-
 def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
     """Yield a message for each value that has the correct type but that Ignition rejects."""
-    nodes: Counter[str] = Counter()
-    for section, name, key in _KEYS:
-        elements = _get_list(config, section, name)
-        found: Counter[str] = Counter()
-        for index, element in enumerate(elements):
+    node_paths: Counter[str] = Counter()  # the paths of files, directories and links
+    for section, name, key in _UNIQUE_FIELDS:
+        keys: Counter[str] = Counter()
+        for index, element in enumerate(_get_objects(config, section, name)):
             path = f"{section}.{name}[{index}]"
-            value = (element or {}).get(key) or ""
+            value = element.get(key) or ""
+            keys[value] += 1
+            if key == "path":
+                node_paths[value] += 1
             if not value and section != "passwd":
                 yield f"{path} has no {key}"
-            yield from _find_wrong_paths(path, element or {})
-            found[value] += 1
-            nodes[value] += key == "path"
-            yield from _find_wrong_element(name, path, element or {}, minor)
-        yield from (f"{section}.{name} has {_describe(value)} twice" for value, count in found.items() if count > 1)
-    yield from (f"storage has {_describe(value)} twice" for value, count in nodes.items() if count > 1)
-    yield from _find_conflicts(config, {path for path, count in nodes.items() if count})
-    settings = config["ignition"]
-    merged, proxy = settings.get("config") or {}, settings.get("proxy") or {}
-    merge, authorities = merged.get("merge"), _get_list(settings, "security", "tls", "certificateAuthorities")
-    for each in (*(merge or []), *authorities):
-        yield from _find_wrong_source("ignition", each, minor, is_needed=True)
-    yield from _find_wrong_source("ignition.config.replace", merged.get("replace"), minor)
-    yield from _find_duplicates("ignition.config.merge", ((each or {}).get("source") for each in merge or ()))
-    yield from _find_duplicates("certificateAuthorities", ((each or {}).get("source") for each in authorities))
-    yield from _find_duplicates("ignition.proxy.noProxy", proxy.get("noProxy"))
-    for name in ("httpProxy", "httpsProxy"):
-        if (url := proxy.get(name)) is not None and not url.startswith(("http://", "https://")):
-            yield f"ignition.proxy.{name} must be an http or https URL, found {_describe(url)}"
-    listed = (_get_list(config, "kernelArguments", each) for each in ("shouldExist", "shouldNotExist"))
-    yield from _find_duplicates("kernelArguments", chain.from_iterable(listed))
+            yield from _find_wrong_paths(path, element)
+            yield from _find_wrong_element(name, path, element, minor)
+        yield from _describe_duplicates(f"{section}.{name}", keys)
+    yield from _describe_duplicates("storage", node_paths)
+    yield from _find_conflicts(config, set(node_paths))
+    yield from _find_wrong_settings(config["ignition"], minor)
+    arguments = (_get_list(config, "kernelArguments", field) for field in ("shouldExist", "shouldNotExist"))
+    yield from _find_duplicates("kernelArguments", chain.from_iterable(arguments))
 
 
 def _get_list(value: Any, *steps: str) -> list[Any]:
@@ -268,37 +280,60 @@ def _get_list(value: Any, *steps: str) -> list[Any]:
     return value or []
 
 
+def _get_objects(value: Any, *steps: str) -> list[dict[str, Any]]:
+    """Return a list of objects. An element that is null has no fields."""
+    return [element or {} for element in _get_list(value, *steps)]
+
+
 def _find_duplicates(path: str, values: Iterable[str | None] | None) -> Iterator[str]:
-    counts = Counter(each for each in values or () if each)
+    yield from _describe_duplicates(path, Counter(value for value in values or () if value))
+
+
+def _describe_duplicates(path: str, counts: Counter[str]) -> Iterator[str]:
     yield from (f"{path} has {_describe(value)} twice" for value, count in counts.items() if count > 1)
 
 
-def _find_conflicts(config: dict[str, Any], nodes: set[str]) -> Iterator[str]:
+def _find_wrong_settings(settings: dict[str, Any], minor: int) -> Iterator[str]:
+    merged = _get_objects(settings, "config", "merge")
+    authorities = _get_objects(settings, "security", "tls", "certificateAuthorities")
+    for resource in (*merged, *authorities):
+        yield from _find_wrong_source("ignition", resource, minor, is_needed=True)
+    replacement = (settings.get("config") or {}).get("replace")
+    yield from _find_wrong_source("ignition.config.replace", replacement, minor)
+    yield from _find_duplicates("ignition.config.merge", (resource.get("source") for resource in merged))
+    yield from _find_duplicates("certificateAuthorities", (resource.get("source") for resource in authorities))
+    yield from _find_duplicates("ignition.proxy.noProxy", _get_list(settings, "proxy", "noProxy"))
+    proxy = settings.get("proxy") or {}
+    for name in ("httpProxy", "httpsProxy"):
+        if (url := proxy.get(name)) is not None and not url.startswith(("http://", "https://")):
+            yield f"ignition.proxy.{name} must be an http or https URL, found {_describe(url)}"
+
+
+def _find_conflicts(config: dict[str, Any], node_paths: set[str]) -> Iterator[str]:
     """Yield a message for each path below a link, and for each path that a unit also writes.
 
     Each element must have its required fields.
     """
-    directories = {(each or {}).get("path") for each in _get_list(config, "storage", "directories")}
-    links = list(filter(None, _get_list(config, "storage", "links")))
-    above = None
+    directories = {directory.get("path") for directory in _get_objects(config, "storage", "directories")}
+    links = _get_objects(config, "storage", "links")
+    link_above = None
     # the paths below a link follow the link in the sorted list
-    for path in sorted([*nodes, *(f"{each['path']}/" for each in links)]):
-        if above is not None and path.startswith(above):
-            yield f"storage has {_describe(path)}, which is below the link {_describe(above)}"
-        above = path if path.endswith("/") and path != "/" else above
+    for path in sorted([*node_paths, *(f"{link['path']}/" for link in links)]):
+        if link_above is not None and path.startswith(link_above):
+            yield f"storage has {_describe(path)}, which is below the link {_describe(link_above)}"
+        if path.endswith("/") and path != "/":
+            link_above = path
     for link in links:
         target = posixpath.normpath(posixpath.join(link["path"], link["target"]))
         if link.get("hard") and target in directories:
             yield f"storage has the hard link {_describe(link['path'])} to a directory"
-    for unit in filter(None, _get_list(config, "systemd", "units")):
+    for unit in _get_objects(config, "systemd", "units"):
         path = f"/etc/systemd/system/{unit['name']}"
-        dropins = (each for each in _get_list(unit, "dropins") if each)
-        written = ((path, unit), *((f"{path}.d/{each['name']}", each) for each in dropins))
-        yield from (
-            f"storage and systemd.units both write {_describe(path)}"
-            for path, each in written
-            if each.get("contents") and path in nodes
-        )
+        written_files = [(path, unit)]
+        written_files += [(f"{path}.d/{dropin['name']}", dropin) for dropin in _get_objects(unit, "dropins")]
+        for written_path, fields in written_files:
+            if fields.get("contents") and written_path in node_paths:
+                yield f"storage and systemd.units both write {_describe(written_path)}"
 
 
 def _find_wrong_paths(path: str, element: Mapping[str, Any]) -> Iterator[str]:
@@ -306,92 +341,107 @@ def _find_wrong_paths(path: str, element: Mapping[str, Any]) -> Iterator[str]:
         value = element.get(field) or ""
         if value and not value.startswith("/"):
             yield f"{path}.{field} must begin with /, found {_describe(value)}"
-        elif field == "path" and value != "/" and any(each in ("", ".", "..") for each in value.split("/")[1:]):
+        elif field == "path" and value != "/" and not {"", ".", ".."}.isdisjoint(value.split("/")[1:]):
             yield f"{path}.{field} must not contain empty segments, `.` or `..`, found {_describe(value)}"
 
 
 def _find_wrong_element(name: str, path: str, element: Mapping[str, Any], minor: int) -> Iterator[str]:
-    if name in ("files", "directories") and not 0 <= (element.get("mode") or 0) <= _MAX_MODE:
-        yield f"{path}.mode must be at most {_MAX_MODE} (octal 7777), found {element['mode']}"
-    if name == "links" and not element.get("target"):
-        yield f"{path} has no target"
-    if name == "units" and not (element.get("name") or "").endswith(_UNIT_SUFFIXES):
-        yield f"{path}.name must end with a unit type such as .service, found {_describe(element.get('name'))}"
-    if name == "disks":
-        yield from _find_wrong_partitions(path, [each or {} for each in _get_list(element, "partitions")])
-    if name == "raid":
-        level, devices = element.get("level") or "", [each or "" for each in _get_list(element, "devices")]
-        if not level or not devices:
-            yield f"{path} needs a level and devices"
-        elif level not in _RAID_LEVELS:
-            yield f"{path} has the level {_describe(level)}, which is not a RAID level"
-        elif element.get("spares") and not _RAID_LEVELS[level]:
-            yield f"{path} has spares, but level {level} cannot use spares"
-        if not all(each.startswith("/") for each in devices):
-            yield f"{path}.devices contains a path that does not begin with /"
-    if name == "luks":
-        yield from _find_wrong_volume(path, element, minor)
-    if name == "filesystems" and not element.get("format") and any(element.get(each) for each in _NEEDS_FORMAT):
-        yield f"{path} has no format"
-    if name == "units":
-        dropins = [each or {} for each in element.get("dropins") or []]
-        if not all((each.get("name") or "").endswith(".conf") for each in dropins):
-            yield f"{path}.dropins contains a name that does not end with .conf"
-        yield from _find_duplicates(f"{path}.dropins", (each.get("name") for each in dropins))
-        for each in (element, *dropins):
-            if fault := _find_unit_fault(each.get("contents") or ""):
-                yield f"{path} is not a unit of systemd: {fault}"
-    for each in ("sshAuthorizedKeys", "groups", "devices"):
-        yield from _find_duplicates(f"{path}.{each}", element.get(each))
-    for owner in ("user", "group") if name in ("files", "directories", "links") else ():
-        fields = element.get(owner) or {}
+    """Yield a message for each wrong value in an element of the list ``name``."""
+    match name:
+        case "files" | "directories" | "links":
+            yield from _find_wrong_node(name, path, element, minor)
+        case "disks":
+            yield from _find_wrong_partitions(path, _get_objects(element, "partitions"))
+        case "filesystems":
+            yield from _find_wrong_filesystem(path, element, minor)
+        case "luks":
+            yield from _find_wrong_volume(path, element, minor)
+        case "raid":
+            yield from _find_wrong_array(path, element)
+        case "units":
+            yield from _find_wrong_unit(path, element)
+        case "users":
+            yield from _find_duplicates(f"{path}.sshAuthorizedKeys", element.get("sshAuthorizedKeys"))
+            yield from _find_duplicates(f"{path}.groups", element.get("groups"))
+
+
+def _find_wrong_node(name: str, path: str, node: Mapping[str, Any], minor: int) -> Iterator[str]:
+    if name == "links":
+        if not node.get("target"):
+            yield f"{path} has no target"
+    elif not 0 <= (node.get("mode") or 0) <= _MAX_MODE:
+        yield f"{path}.mode must be at most {_MAX_MODE} (octal 7777), found {node['mode']}"
+    for owner in ("user", "group"):
+        fields = node.get(owner) or {}
         if fields.get("id") is not None and fields.get("name"):
             yield f"{path}.{owner} has both an id and a name"
-    if name == "filesystems" and (filesystem := element.get("format")):
-        if _FORMATS.get(filesystem, minor + 1) > minor:
-            yield f"{path} has the filesystem format {_describe(filesystem)}, which Ignition 3.{minor} cannot create"
-        longest = _MAX_LABEL.get(filesystem)
-        if longest is not None and len((element.get("label") or "").encode(errors="replace")) > longest:
-            yield f"{path} has a label that is longer than {longest} bytes"
     if name == "files":
-        contents = element.get("contents")
-        if element.get("overwrite") and (contents or {}).get("source") is None:
+        contents = node.get("contents")
+        if node.get("overwrite") and (contents or {}).get("source") is None:
             yield f"{path} sets overwrite, but not contents.source"
-        for each in (contents, *(element.get("append") or [])):
-            yield from _find_wrong_source(path, each, minor)
+        for resource in (contents, *_get_list(node, "append")):
+            yield from _find_wrong_source(path, resource, minor)
 
 
-_GUID: Final = re.compile(r"|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
-_MAX_PARTITION_LABEL: Final = 36
-_MAX_VOLUME_LABEL: Final = 47
-# whether an array of each level can use spares
-_RAID_LEVELS: Final = {
-    **dict.fromkeys(("linear", "raid0", "0", "stripe"), False),
-    **dict.fromkeys(("raid1", "1", "mirror", "raid4", "4", "raid5", "5", "raid6", "6", "raid10", "10"), True),
-}
-_PINS: Final = ("tpm2", "tang", "sss")
+def _find_wrong_filesystem(path: str, filesystem: Mapping[str, Any], minor: int) -> Iterator[str]:
+    format = filesystem.get("format")
+    if not format:
+        if any(filesystem.get(field) for field in _NEEDS_FORMAT):
+            yield f"{path} has no format"
+        return
+    if _FORMATS.get(format, minor + 1) > minor:
+        yield f"{path} has the filesystem format {_describe(format)}, which Ignition 3.{minor} cannot create"
+    max_label = _MAX_LABEL.get(format)
+    if max_label is not None and len((filesystem.get("label") or "").encode(errors="replace")) > max_label:
+        yield f"{path} has a label that is longer than {max_label} bytes"
+
+
+def _find_wrong_array(path: str, array: Mapping[str, Any]) -> Iterator[str]:
+    level, devices = array.get("level") or "", [device or "" for device in _get_list(array, "devices")]
+    if not level or not devices:
+        yield f"{path} needs a level and devices"
+    elif level not in _RAID_LEVELS:
+        yield f"{path} has the level {_describe(level)}, which is not a RAID level"
+    elif array.get("spares") and not _RAID_LEVELS[level]:
+        yield f"{path} has spares, but level {level} cannot use spares"
+    if not all(device.startswith("/") for device in devices):
+        yield f"{path}.devices contains a path that does not begin with /"
+    yield from _find_duplicates(f"{path}.devices", devices)
+
+
+def _find_wrong_unit(path: str, unit: Mapping[str, Any]) -> Iterator[str]:
+    if not (unit.get("name") or "").endswith(_UNIT_SUFFIXES):
+        yield f"{path}.name must end with a unit type such as .service, found {_describe(unit.get('name'))}"
+    dropins = _get_objects(unit, "dropins")
+    if not all((dropin.get("name") or "").endswith(".conf") for dropin in dropins):
+        yield f"{path}.dropins contains a name that does not end with .conf"
+    yield from _find_duplicates(f"{path}.dropins", (dropin.get("name") for dropin in dropins))
+    for fields in (unit, *dropins):
+        if fault := _find_unit_fault(fields.get("contents") or ""):
+            yield f"{path} is not a unit of systemd: {fault}"
 
 
 def _find_wrong_partitions(path: str, partitions: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    for index, each in enumerate(partitions):
-        label = each.get("label")
-        sizes = [each.get(name) for name in ("startMiB", "sizeMiB")]
-        guids = [each.get(name) or "" for name in ("guid", "typeGuid")]
-        if not each.get("number") and label is None:
+    for index, partition in enumerate(partitions):
+        label = partition.get("label")
+        sizes = [partition.get(name) for name in ("startMiB", "sizeMiB")]
+        guids = [partition.get(name) or "" for name in ("guid", "typeGuid")]
+        if not partition.get("number") and label is None:
             yield f"{path}.partitions[{index}] has neither a number nor a label"
-        if each.get("shouldExist") is False and (any(guids) or {label, *sizes} != {None}):
+        if partition.get("shouldExist") is False and (any(guids) or {label, *sizes} != {None}):
             yield f"{path}.partitions[{index}] must not exist, so it cannot have other fields than its number"
         if len((label or "").encode(errors="replace")) > _MAX_PARTITION_LABEL or ":" in (label or ""):
             yield f"{path}.partitions[{index}] has a label with a colon or with more than {_MAX_PARTITION_LABEL} bytes"
         if not all(map(_GUID.fullmatch, guids)):
             yield f"{path}.partitions[{index}] has a malformed GUID"
-    yield from _find_duplicates(f"{path}.partitions", (each.get("label") for each in partitions))
-    yield from _find_duplicates(f"{path}.partitions", (str(each.get("number") or "") for each in partitions))
+    yield from _find_duplicates(f"{path}.partitions", (partition.get("label") for partition in partitions))
+    numbers = (str(partition.get("number") or "") for partition in partitions)
+    yield from _find_duplicates(f"{path}.partitions", numbers)
     # Ignition chooses the start if it is 0. A partition with the size 0 fills the free space.
     ranges = sorted(
-        (each["startMiB"], each["startMiB"] + max(each["sizeMiB"], 1))
-        for each in partitions
-        if each.get("startMiB") and each.get("sizeMiB") is not None
+        (partition["startMiB"], partition["startMiB"] + max(partition["sizeMiB"], 1))
+        for partition in partitions
+        if partition.get("startMiB") and partition.get("sizeMiB") is not None
     )
     if any(start < end for (_, end), (start, _) in pairwise(ranges)):
         yield f"{path} has partitions that overlap"
@@ -406,15 +456,15 @@ def _find_wrong_volume(path: str, volume: Mapping[str, Any], minor: int) -> Iter
         yield f"{path} has a label that is longer than {_MAX_VOLUME_LABEL} bytes"
     yield from _find_wrong_source(path, volume.get("keyFile"), minor)
     clevis = volume.get("clevis") or {}
-    custom, tang = clevis.get("custom") or {}, [each or {} for each in _get_list(clevis, "tang")]
+    custom, tang = clevis.get("custom") or {}, _get_objects(clevis, "tang")
     pin, uses_others = custom.get("pin"), bool(tang or clevis.get("tpm2") or clevis.get("threshold"))
     if any(custom.values()) and not (pin in _PINS and custom.get("config")):
         yield f"{path}.clevis.custom needs a config and a pin: {', '.join(_PINS)}"
     if pin and uses_others:
         yield f"{path}.clevis has a custom pin and other pins"
-    for each in tang:
-        url = each.get("url") or ""
-        if not (url.startswith(("http://", "https://")) and _URL.fullmatch(url)) or not each.get("thumbprint"):
+    for server in tang:
+        url = server.get("url") or ""
+        if not (url.startswith(("http://", "https://")) and _URL.fullmatch(url)) or not server.get("thumbprint"):
             yield f"{path}.clevis.tang needs an http or https URL and a thumbprint"
     has_other_key = pin or uses_others or (volume.get("keyFile") or {}).get("source")
     if has_other_key and (volume.get("cex") or {}).get("enabled"):
@@ -530,12 +580,12 @@ def _find_wrong_source(
             yield f"{path} has the source {_describe(source)}, which is not an encoded data URL (RFC 2397)"
     elif source and (_SCHEMES.get(scheme, minor + 1) > minor or not _URL.fullmatch(source)):
         yield f"{path} has the source {_describe(source)}, which is not a URL that Ignition can fetch"
-    headers = [each or {} for each in fields.get("httpHeaders") or []]
+    headers = _get_objects(fields, "httpHeaders")
     if headers and scheme not in ("http", "https"):
         yield f"{path} has httpHeaders, but its source is not an http or https URL"
-    if not all(each.get("name") and each.get("value") != "" for each in headers):
+    if not all(header.get("name") and header.get("value") != "" for header in headers):
         yield f"{path}.httpHeaders has an empty name or value"
-    yield from _find_duplicates(f"{path}.httpHeaders", (each.get("name") for each in headers))
+    yield from _find_duplicates(f"{path}.httpHeaders", (header.get("name") for header in headers))
     if checksum is not None and fields.get("source") is None:
         yield f"{path} has a hash, but no source"
     if compression not in (None, "", "gzip"):
