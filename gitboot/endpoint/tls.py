@@ -15,7 +15,7 @@ from gitboot.endpoint.connections import HEAD_TIMEOUT_S, Connection, ConnectionL
 from gitboot.endpoint.served_files import Signature, read_signature
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors
-from gitboot.model.scalars import has_rsa_key, read_certificate_expiries, read_public_key
+from gitboot.model.certificates import has_rsa_key, read_certificate_expiries, read_public_key
 from gitboot.status.conditions import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's error reason if a key does not belong to a certificate

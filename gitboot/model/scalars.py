@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from binascii import a2b_base64
 from datetime import UTC, datetime
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_network
@@ -14,8 +13,64 @@ from gitboot.jsonio import Digest
 from gitboot.problems import Code
 from gitboot.text import parse_duration, printable, quote_words
 
+Step: TypeAlias = str | int
+Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
 MacAddress = NewType("MacAddress", str)  # a MAC address in lower case with hyphens: 52-54-00-12-34-56
 SystemUuid = NewType("SystemUuid", str)  # a UUID in lower case with hyphens
+
+
+class Malformed(ValueError):
+    """Raised if a field does not allow a value. ``at`` is the path from the checked value to the invalid value."""
+
+    def __init__(self, code: Code, message: str, hint: str = "", at: Path = ()) -> None:
+        super().__init__(message)
+        self.code, self.message, self.hint, self.at = code, message, hint, at
+
+    def describe(self, place: str) -> tuple[str, str]:
+        """Return the message and the hint for the value at ``place``. ``place`` is a path such as spec.uuid."""
+        return f"{place}: {self.message}", self.hint
+
+
+def make_user_data_fault(message: str, hint: str, line: int = 0, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
+    """Return an error in rendered user data. ``line`` counts from 1, and is 0 if the whole document is wrong."""
+    return Malformed(code, message, hint, (line,) if line else ())
+
+
+def quote_value(value: object) -> str:
+    """Format a value for a message: quoted, shortened, and on one line."""
+    if isinstance(value, str):
+        return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
+    return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
+
+
+def text(value: object) -> str:
+    """Return the source text of a scalar of any YAML type. Raises `Malformed` for a list or a mapping."""
+    if not isinstance(value, str):
+        raise Malformed(Code.SHAPE, f"expected a single value, found {quote_value(value)}")
+    return str(value)
+
+
+def require_match(value: object, pattern: re.Pattern[str], code: Code, expected_form: str, hint: str) -> str:
+    """Return the source text of a scalar. Raises `Malformed` unless the pattern matches the complete text."""
+    found = text(value)
+    return require(pattern.fullmatch(found), found, code, expected_form, hint)
+
+
+def require(condition: object, value: str, code: Code, expected_form: str, hint: str) -> str:
+    """Return ``value`` if the condition is true. Otherwise, raise `Malformed`."""
+    if not condition:
+        raise Malformed(code, f"expected {expected_form}, found {quote_value(value)}", hint)
+    return value
+
+
+def parse_nonempty(value: object) -> str:
+    if not (found := text(value)):
+        raise Malformed(Code.EMPTY, "expected text, found an empty value")
+    return found
+
+
+# Identities
+
 _MAC: Final = re.compile(
     r"(?:[0-9a-f]{2}(?P<s>[:-]))(?:[0-9a-f]{2}(?P=s)){4}[0-9a-f]{2}|[0-9a-f]{12}|(?:[0-9a-f]{4}\.){2}[0-9a-f]{4}",
     re.IGNORECASE | re.ASCII,
@@ -28,7 +83,7 @@ def parse_mac(value: object) -> MacAddress:
     if (is_mac := _MAC.fullmatch(found)) is None:
         _reject_infiniband(found)
     require(is_mac, found, Code.MAC, "a MAC address", "write the address in the form 52:54:00:12:34:56")
-    d = digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
+    digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
         raise Malformed(
             Code.MAC,
@@ -39,7 +94,7 @@ def parse_mac(value: object) -> MacAddress:
         raise Malformed(
             Code.MAC, "an all-zero MAC address cannot belong to an interface", "copy the address from the interface"
         )
-    return MacAddress(f"{d[:2]}-{d[2:4]}-{d[4:6]}-{d[6:8]}-{d[8:10]}-{d[10:]}")
+    return MacAddress(f"{digits[:2]}-{digits[2:4]}-{digits[4:6]}-{digits[6:8]}-{digits[8:10]}-{digits[10:]}")
 
 
 _INFINIBAND: Final = re.compile(
@@ -130,31 +185,8 @@ def parse_lookup_mac(value: object) -> MacAddress:
     return mac
 
 
-_BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
-# this pattern matches the same addresses as ipaddress, and is ten times as fast
-_IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")
-_GROUPS: Final = "(?:[1-9a-f][0-9a-f]{0,3}(?::[1-9a-f][0-9a-f]{0,3})*)?"
-# The common spelling of an IPv6 address: up to six groups, none of them zero. ipaddress parses IPv4-mapped addresses,
-# because Python 3.13 formats them differently.
-_SHORT_IPV6: Final = re.compile(f"(?!::ffff:){_GROUPS}::{_GROUPS}")
-LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\.[Ee][Ff][Ii]")
-
-
-def parse_local_disk(value: object) -> str:
-    """Parse how a loader boots from the local disk: Exit, Sanboot, NotFound, or the path of an EFI program."""
-    found = text(value)
-    return require(
-        LOCAL_DISK.fullmatch(found) and "/../" not in found,
-        found,
-        Code.CHOICE,
-        "Exit, Sanboot, NotFound, or the path of an EFI program",
-        "for an EFI program, write its path on the EFI system partition, such as /EFI/debian/shimx64.efi",
-    )
-
-
-_DERIVED_UUID_PREFIX: Final = (
-    "00000000-0000-8000-8000-"  # version 8 is for custom use (RFC 9562, 5.8), so a board does not have such a UUID
-)
+# Version 8 is for custom use (RFC 9562, 5.8), so a board does not have such a UUID.
+_DERIVED_UUID_PREFIX: Final = "00000000-0000-8000-8000-"
 
 
 def derive_uuid(mac: MacAddress) -> SystemUuid:
@@ -164,48 +196,6 @@ def derive_uuid(mac: MacAddress) -> SystemUuid:
 
 def is_derived_uuid(uuid: SystemUuid) -> bool:
     return uuid.startswith(_DERIVED_UUID_PREFIX)
-
-
-INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
-
-
-def parse_interface_address(value: object) -> str:
-    """Parse an IP address, optionally with a prefix length: 10.12.0.13/24, fd00:12::13/64."""
-    found = text(value)
-    host, slash, prefix = found.partition("/")
-    address, max_length = (
-        (host, 32) if _IPV4.fullmatch(host) else (_parse_ipv6(host), 128)
-    )  # an IPv4 address has only one notation
-    is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= max_length
-    require(
-        address is not None and "%" not in host and (is_prefix or not slash),
-        found,
-        Code.ADDRESS,
-        "an IP address, with or without a prefix length",
-        "write the address in the form 10.12.0.13/24 or fd00:12::13/64",
-    )
-    return f"{address}{slash}{prefix}"
-
-
-def _parse_ipv6(host: str) -> str | None:
-    if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
-        return host
-    try:
-        return str(IPv6Address(host))  # ip_interface is slower: it also computes the network
-    except ValueError:
-        return None
-
-
-def parse_network(value: object) -> str:
-    found = text(value)
-    try:
-        return str(ip_network(found))
-    except ValueError as error:
-        raise Malformed(
-            Code.ADDRESS,
-            f"expected a network, found {quote_value(found)}",
-            "write the network without host bits, for example 10.9.0.0/24",
-        ) from error
 
 
 _PLACEHOLDER_UUIDS: Final = frozenset(
@@ -339,6 +329,63 @@ def is_placeholder_serial(serial: str) -> bool:
     )
 
 
+# Addresses
+
+_BYTE: Final = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+# this pattern matches the same addresses as ipaddress, and is ten times as fast
+_IPV4: Final = re.compile(rf"{_BYTE}(?:\.{_BYTE}){{3}}")
+_GROUPS: Final = "(?:[1-9a-f][0-9a-f]{0,3}(?::[1-9a-f][0-9a-f]{0,3})*)?"
+# The common spelling of an IPv6 address: up to six groups, none of them zero. ipaddress parses IPv4-mapped addresses,
+# because Python 3.13 formats them differently.
+_SHORT_IPV6: Final = re.compile(f"(?!::ffff:){_GROUPS}::{_GROUPS}")
+
+
+def parse_interface_address(value: object) -> str:
+    """Parse an IP address, optionally with a prefix length: 10.12.0.13/24, fd00:12::13/64."""
+    found = text(value)
+    host, slash, prefix = found.partition("/")
+    address: str | None
+    if _IPV4.fullmatch(host):
+        address, max_length = host, 32  # an IPv4 address has only one notation
+    else:
+        address, max_length = _parse_ipv6(host), 128
+    is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= max_length
+    require(
+        address is not None and "%" not in host and (is_prefix or not slash),
+        found,
+        Code.ADDRESS,
+        "an IP address, with or without a prefix length",
+        "write the address in the form 10.12.0.13/24 or fd00:12::13/64",
+    )
+    return f"{address}{slash}{prefix}"
+
+
+def _parse_ipv6(host: str) -> str | None:
+    if _SHORT_IPV6.fullmatch(host) and host.count(":") <= 6:
+        return host
+    try:
+        return str(IPv6Address(host))  # ip_interface is slower: it also computes the network
+    except ValueError:
+        return None
+
+
+def parse_network(value: object) -> str:
+    found = text(value)
+    try:
+        return str(ip_network(found))
+    except ValueError as error:
+        raise Malformed(
+            Code.ADDRESS,
+            f"expected a network, found {quote_value(found)}",
+            "write the network without host bits, for example 10.9.0.0/24",
+        ) from error
+
+
+# Numbers, times and digests
+
+INTEGER: Final = re.compile(r"0|[1-9][0-9]{0,17}")
+
+
 def parse_integer(value: object) -> int:
     return int(require_match(value, INTEGER, Code.INTEGER, "a whole number", "use only digits, without a leading 0"))
 
@@ -410,7 +457,6 @@ def parse_duration_text(value: object) -> str:
     return found
 
 
-ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://…, https://…tar.gz#PATH or oci://…@sha256:…
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -431,6 +477,9 @@ def parse_fingerprint(value: object) -> Digest:
     return Digest(found.replace(":", "").lower())
 
 
+# URLs
+
+ArtifactUrl = NewType("ArtifactUrl", str)  # assets:path, http(s)://…, https://…tar.gz#PATH or oci://…@sha256:…
 # Names, tags and digests as in the OCI distribution specification ("Pulling manifests").
 _COMPONENT: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
 OCI: Final = re.compile(
@@ -562,63 +611,7 @@ def _is_http_url(url: str) -> bool:
         return False
 
 
-Step: TypeAlias = str | int
-Path: TypeAlias = tuple[Step, ...]  # ("spec", "interfaces", 0, "mac")
-_PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
-_VERSION: Final = 0xA0  # the tag [0] of the version; certificates of version 1 do not have it
-_UTC_TIME: Final = 0x17
-_RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")  # the OBJECT IDENTIFIER
-
-
-class Malformed(ValueError):
-    """Raised if a field does not allow a value. ``at`` is the path from the checked value to the invalid value."""
-
-    def __init__(self, code: Code, message: str, hint: str = "", at: Path = ()) -> None:
-        super().__init__(message)
-        self.code, self.message, self.hint, self.at = code, message, hint, at
-
-    def describe(self, place: str) -> tuple[str, str]:
-        """Return the message and the hint for the value at ``place``. ``place`` is a path such as spec.uuid."""
-        return f"{place}: {self.message}", self.hint
-
-
-def make_user_data_fault(message: str, hint: str, line: int = 0, code: Code = Code.USER_DATA_DOCUMENT) -> Malformed:
-    """Return an error in rendered user data. ``line`` counts from 1, and is 0 if the whole document is wrong."""
-    return Malformed(code, message, hint, (line,) if line else ())
-
-
-def quote_value(value: object) -> str:
-    """Format a value for a message: quoted, shortened, and on one line."""
-    if isinstance(value, str):
-        return f'"{printable(value if len(value) <= 60 else f"{value[:57]}…")}"'
-    return {dict: "a mapping", list: "a list", type(None): "nothing"}.get(type(value), "another value")
-
-
-def text(value: object) -> str:
-    """Return the source text of a scalar of any YAML type. Raises `Malformed` for a list or a mapping."""
-    if not isinstance(value, str):
-        raise Malformed(Code.SHAPE, f"expected a single value, found {quote_value(value)}")
-    return str(value)
-
-
-def require_match(value: object, pattern: re.Pattern[str], code: Code, expected_form: str, hint: str) -> str:
-    """Return the source text of a scalar. Raises `Malformed` unless the pattern matches the complete text."""
-    found = text(value)
-    return require(pattern.fullmatch(found), found, code, expected_form, hint)
-
-
-def require(condition: object, value: str, code: Code, expected_form: str, hint: str) -> str:
-    """Return ``value`` if the condition is true. Otherwise, raise `Malformed`."""
-    if not condition:
-        raise Malformed(code, f"expected {expected_form}, found {quote_value(value)}", hint)
-    return value
-
-
-def parse_nonempty(value: object) -> str:
-    if not (found := text(value)):
-        raise Malformed(Code.EMPTY, "expected text, found an empty value")
-    return found
-
+# Names, labels, paths and arguments
 
 Name = NewType("Name", str)  # DNS-1123 subdomain
 NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -735,54 +728,16 @@ def parse_kernel_argument(value: object) -> str:
     )
 
 
-def read_certificate_expiries(pem: bytes) -> tuple[datetime, ...]:
-    """Return the expiry times of the certificates in a PEM file, in order, or () if a certificate is malformed."""
-    try:
-        return tuple(_read_not_after(a2b_base64(found)) for found in _PEM.findall(pem))
-    except (ValueError, IndexError):
-        return ()
+LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[A-Za-z0-9._-]+)*\.[Ee][Ff][Ii]")
 
 
-def read_public_key(pem: bytes) -> bytes | None:
-    """Return the SubjectPublicKeyInfo (DER) of the first certificate in a PEM file, or None if there is none."""
-    found = _PEM.search(pem)
-    try:
-        der = a2b_base64(found[1]) if found is not None else b""
-        offset = _find_end_offset(der, _find_end_offset(der, _find_validity(der)))  # validity, subject
-        return der[offset : _find_end_offset(der, offset)]
-    except (ValueError, IndexError):
-        return None
-
-
-def has_rsa_key(public_key: bytes) -> bool:
-    """Return whether a SubjectPublicKeyInfo (DER) is an RSA key with which TLS can exchange keys (RFC 4055, 1.2)."""
-    offset = _find_content_offset(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
-    identifier = _find_content_offset(public_key, offset)
-    return public_key[identifier : _find_end_offset(public_key, identifier)] == _RSA_ENCRYPTION
-
-
-def _find_validity(der: bytes) -> int:
-    """Return the offset of the Validity field in a DER certificate (RFC 5280, 4.1)."""
-    offset = _find_content_offset(der, _find_content_offset(der, 0))  # Certificate, TBSCertificate
-    if der[offset] == _VERSION:
-        offset = _find_end_offset(der, offset)
-    for _ in ("serialNumber", "signature", "issuer"):
-        offset = _find_end_offset(der, offset)
-    return offset
-
-
-def _read_not_after(der: bytes) -> datetime:
-    offset = _find_end_offset(der, _find_content_offset(der, _find_validity(der)))  # validity: notBefore, notAfter
-    text = der[_find_content_offset(der, offset) : _find_end_offset(der, offset)].decode("ascii")
-    if der[offset] == _UTC_TIME:
-        text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
-
-
-def _find_content_offset(der: bytes, offset: int) -> int:
-    return offset + 2 + (der[offset + 1] & 0x7F if der[offset + 1] & 0x80 else 0)
-
-
-def _find_end_offset(der: bytes, offset: int) -> int:
-    begin, length = _find_content_offset(der, offset), der[offset + 1]
-    return begin + (int.from_bytes(der[offset + 2 : begin]) if length & 0x80 else length)
+def parse_local_disk(value: object) -> str:
+    """Parse how a loader boots from the local disk: Exit, Sanboot, NotFound, or the path of an EFI program."""
+    found = text(value)
+    return require(
+        LOCAL_DISK.fullmatch(found) and "/../" not in found,
+        found,
+        Code.CHOICE,
+        "Exit, Sanboot, NotFound, or the path of an EFI program",
+        "for an EFI program, write its path on the EFI system partition, such as /EFI/debian/shimx64.efi",
+    )

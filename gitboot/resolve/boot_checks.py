@@ -10,8 +10,8 @@ from itertools import combinations
 from typing import Final
 from urllib.parse import urlsplit
 
-from gitboot.fleet.documents import FleetRepository, Id
-from gitboot.fleet.identities import list_identities
+from gitboot.fleet.documents import Id
+from gitboot.fleet.identities import Identity, list_identities
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import Artifact, Artifacts, ConfigFrom, SkewMode
 from gitboot.model.boot_policy import (
@@ -24,10 +24,11 @@ from gitboot.model.boot_policy import (
     PolicyWait,
     ReinstallMode,
 )
+from gitboot.model.certificates import read_certificate_expiries
 from gitboot.model.fleet import Output
-from gitboot.model.scalars import Path, quote_value, read_certificate_expiries, split_member_url
+from gitboot.model.scalars import Path, quote_value, split_member_url
 from gitboot.model.server import PROVISIONED, Architecture, Firmware, Loader, Server
-from gitboot.problems import Code, Problem, Severity
+from gitboot.problems import Code, Severity
 from gitboot.quoting import QuotingError, quote_grub_arguments, quote_ipxe_arguments
 from gitboot.resolve import user_data_formats
 from gitboot.resolve.decision_inputs import (
@@ -54,10 +55,22 @@ from gitboot.resolve.server_decision import (
     UserDataFiles,
     report_token,
 )
-from gitboot.text import format_count, format_names, version_key
+from gitboot.text import format_names, version_key
 
 Place = tuple[Id, Path]  # a document and a field
 _MAX_SECRETS_PER_FILE: Final = 50  # gitboot reports at most this many secrets for one file
+_MAX_NAMED: Final = 20  # a message contains the names of at most this many servers, and the number of the others
+_IDENTITY_HINTS: Final = {
+    "UUID": "set a UUID in the machine's firmware and write it here; until then, remove uuid",
+    "serial": "set a serial number in the machine's firmware and write it here, or remove serial",
+    "MAC address": "copy the MAC address from the network interface",
+}
+_OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, Loader.SHIM: Output.GRUB}
+_HTTP_BOOT_FILES: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
+    HttpBoot.UKI: ("uki",),
+    HttpBoot.ISO: ("iso",),
+    HttpBoot.LOADER: ("loader", "kernel"),
+}
 
 
 def check_leaks(boot: Boot, inputs: BootInputs, server: Server | None) -> Iterator[DecisionFinding]:
@@ -135,14 +148,6 @@ def check_policy_selection(inputs: ServerInputs) -> Iterator[DecisionFinding]:
         )
 
 
-_IDENTITY_HINTS: Final = {
-    "UUID": "set a UUID in the machine's firmware and write it here; until then, remove uuid",
-    "serial": "set a serial number in the machine's firmware and write it here, or remove serial",
-    "MAC address": "copy the MAC address from the network interface",
-}
-_OUTPUT_BY_LOADER: Final = {Loader.IPXE: Output.IPXE, Loader.GRUB: Output.GRUB, Loader.SHIM: Output.GRUB}
-
-
 def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     """Yield the problems with a server's identities, BMC, boot loader and site.
 
@@ -151,25 +156,10 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
     """
     server, fleet, sites = inputs.server, inputs.shared.fleet, inputs.shared.sites
     server_id = Id("Server", server.metadata.name)
-    for each in list_identities(server):
-        if each.is_placeholder:
-            message = f"the {each.kind} {each.value} does not identify a machine, because many machines share it"
-            is_compared = "reports" in each.path or each.path == ("spec", "replaces")
-            hint = "remove the value" if is_compared else _IDENTITY_HINTS[each.kind]
-            yield DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (server_id, each.path), is_shared=False)
-    bmc, code = server.spec.bmc, Code.EXPIRED_AUTHORITY
-    if bmc is not None and bmc.tls.ca is not None:
-        expiry = _find_authority_expiry(inputs.files[bmc.tls.ca])
-        if bmc.tls.verify and expiry is not None:
-            yield DecisionFinding(
-                code,
-                f"the CA certificate for BMCs expired at {format_instant(expiry)}, so gitboot rejects certificates "
-                "signed by this CA",
-                code.hint,
-                (Id(FILE, bmc.tls.ca), (1,)),
-                Severity.WARNING,
-                since=expiry,
-            )
+    for identity in list_identities(server):
+        if identity.is_placeholder:
+            yield _make_placeholder_finding(server_id, identity)
+    yield from _check_bmc_authority(inputs)
     loader = inputs.loader
     if loader is not None and _OUTPUT_BY_LOADER[loader] not in fleet.outputs:
         output, is_set_by_server = _OUTPUT_BY_LOADER[loader], server.spec.loader is not None
@@ -179,17 +169,48 @@ def check_server(inputs: ServerInputs) -> Iterator[DecisionFinding]:
             f"add {output} to the Fleet's outputs, or choose another loader",
             (server_id, ("spec", "loader")) if is_set_by_server else (Id("Fleet", fleet.name), ("spec", "hardware")),
         )
-    for message, hint, place in _check_secure_boot(inputs) if inputs.secure_boot else ():
-        yield DecisionFinding(Code.SECURE_BOOT, message, hint, place, Severity.WARNING)
+    if inputs.secure_boot:
+        for message, hint, place in _check_secure_boot(inputs):
+            yield DecisionFinding(Code.SECURE_BOOT, message, hint, place, Severity.WARNING)
     if fleet.has_instances_by_site and len(sites) != 1:
-        found = f"the sites {format_names(sites)} select the server" if sites else "no site selects the server"
+        selection = f"the sites {format_names(sites)} select the server" if sites else "no site selects the server"
         yield DecisionFinding(
             Code.ONE_SITE,
-            f"each server must belong to exactly one site, but {found}",
+            f"each server must belong to exactly one site, but {selection}",
             Code.ONE_SITE.hint,
             (server_id, ("metadata",)),
             is_shared=False,
         )
+
+
+def _make_placeholder_finding(server_id: Id, identity: Identity) -> DecisionFinding:
+    message = f"the {identity.kind} {identity.value} does not identify a machine, because many machines share it"
+    is_compared = "reports" in identity.path or identity.path == ("spec", "replaces")
+    hint = "remove the value" if is_compared else _IDENTITY_HINTS[identity.kind]
+    return DecisionFinding(Code.PLACEHOLDER_IDENTITY, message, hint, (server_id, identity.path), is_shared=False)
+
+
+def _check_bmc_authority(inputs: ServerInputs) -> Iterator[DecisionFinding]:
+    """Yield a warning from the time at which the CA certificate for a server's BMC expires."""
+    bmc, code = inputs.server.spec.bmc, Code.EXPIRED_AUTHORITY
+    if bmc is None or bmc.tls.ca is None or not bmc.tls.verify:
+        return
+    expiry = _find_authority_expiry(inputs.files[bmc.tls.ca])
+    if expiry is not None:
+        yield DecisionFinding(
+            code,
+            f"the CA certificate for BMCs expired at {format_instant(expiry)}, so gitboot rejects certificates "
+            "signed by this CA",
+            code.hint,
+            (Id(FILE, bmc.tls.ca), (1,)),
+            Severity.WARNING,
+            since=expiry,
+        )
+
+
+@lru_cache(maxsize=1024)  # cached, because many servers share the same certificates
+def _find_authority_expiry(certificates: bytes) -> datetime | None:
+    return max(read_certificate_expiries(certificates), default=None)
 
 
 def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]:
@@ -220,9 +241,9 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
             "write loader: Shim, or remove the field `loader`",
             place,
         )
-    boots = [shared.boot, *(each.boot for each in shared.maintenances)]
-    profiles = [each.profile for each in boots if each is not None]
-    if any(each.spec.method is Method.PXE for each in profiles):
+    boots = [shared.boot, *(maintenance.boot for maintenance in shared.maintenances)]
+    profiles = [boot.profile for boot in boots if boot is not None]
+    if any(profile.spec.method is Method.PXE for profile in profiles):
         field_place = (own, ("spec", "secureBoot")) if server.spec.secure_boot is not None else place
         if inputs.loader is None:
             yield (
@@ -251,7 +272,7 @@ def check_loader_signatures(inputs: ServerInputs, decision: Decision) -> Iterato
     """Yield a warning for each boot whose `loaderSignature` is ignored by the program that boots the server."""
     pairs = [(decision.policy.boot, inputs.shared.boot)] if decision.policy is not None else []
     maintenances = zip(decision.maintenances, inputs.shared.maintenances, strict=True)
-    pairs += [(each.boot, boot_inputs.boot) for each, boot_inputs in maintenances]
+    pairs += [(maintenance.boot, maintenance_inputs.boot) for maintenance, maintenance_inputs in maintenances]
     for boot, boot_inputs in pairs:
         if boot is not None and boot_inputs is not None:
             loader, architecture = find_lax_loader(inputs, boot_inputs.profile), decision.architecture
@@ -310,16 +331,11 @@ def find_output_ignoring_signatures(
     fleet: str, outputs: Iterable[Output], firmware: Firmware = Firmware.UEFI
 ) -> tuple[str, Place] | None:
     """Return the loader for a Fleet's boot scripts and the field ``outputs``, or None if a boot script is for iPXE."""
-    found = LOADER_OUTPUTS.intersection(outputs)
-    if not found or found & IPXE_OUTPUTS:
+    loader_outputs = LOADER_OUTPUTS.intersection(outputs)
+    if not loader_outputs or loader_outputs & IPXE_OUTPUTS:
         return None
-    is_grub = Output.PXELINUX not in found or (firmware is Firmware.UEFI and Output.GRUB in found)
+    is_grub = Output.PXELINUX not in loader_outputs or (firmware is Firmware.UEFI and Output.GRUB in loader_outputs)
     return "GRUB" if is_grub else "PXELINUX", (Id("Fleet", fleet), ("spec", "outputs"))
-
-
-@lru_cache(maxsize=1024)  # cached, because many servers share the same certificates
-def _find_authority_expiry(certificates: bytes) -> datetime | None:
-    return max(read_certificate_expiries(certificates), default=None)
 
 
 def check_policy(
@@ -434,10 +450,10 @@ def _check_boot(
         )
     is_uuid_needed = (boot.writes_disk or boot.fetches_by_uuid) and network_boot is not NetworkBoot.NEVER
     if is_uuid_needed and server.spec.uuid is None:
-        what = "an image that writes to disk" if boot.writes_disk else "an image that fetches its user data by UUID"
+        reason = "an image that writes to disk" if boot.writes_disk else "an image that fetches its user data by UUID"
         yield DecisionFinding(
             Code.UUID_NEEDED,
-            f"{resource} boots BootImage/{boot.image}, {what}, but the server has no uuid",
+            f"{resource} boots BootImage/{boot.image}, {reason}, but the server has no uuid",
             "set `uuid`; until you know it, set `lifecycle: Parked`, or boot an image that does not write to disk",
             (server_id, ("spec",)),
         )
@@ -552,13 +568,6 @@ def _make_machine_error(source: BootSource, code: Code, message: str, hint: str)
     return Unbootable(code, f"{message}; the profile is {source.profile_id}", hint, resource, *path)
 
 
-_HTTP_BOOT_FILES: Final[Mapping[HttpBoot, tuple[str, ...]]] = {
-    HttpBoot.UKI: ("uki",),
-    HttpBoot.ISO: ("iso",),
-    HttpBoot.LOADER: ("loader", "kernel"),
-}
-
-
 def _list_needed_artifacts(source: BootSource, artifacts: Artifacts) -> tuple[str, ...]:
     spec, uefi = source.profile.spec, source.firmware is Firmware.UEFI
     if spec.method is Method.UEFI_HTTP:
@@ -619,17 +628,17 @@ def _check_direct_boot(boot: Boot, source: BootSource, own: ArgumentLists, user_
         return  # the system finds its Ignition document by UUID, and this document can contain all of these values
     first_document = next((resource for resource, arguments in own if arguments), None)
     if user_data is not None:
-        what, resource, path = "user data", source.profile_id, ("spec", "userData")
+        config, resource, path = "user data", source.profile_id, ("spec", "userData")
     elif first_document is not None:
-        what, resource, path = "kernel arguments", first_document, ("spec", "kernelArguments")
+        config, resource, path = "kernel arguments", first_document, ("spec", "kernelArguments")
     elif source.pool is not None and (boot.node_labels or boot.node_taints):
-        what, resource, path = "node labels and taints", Id("BootPolicy", source.pool.name), ("spec", "profile")
+        config, resource, path = "node labels and taints", Id("BootPolicy", source.pool.name), ("spec", "profile")
     else:
         return
     file = "iso" if boot.files.uki is None or boot.http_boot is HttpBoot.ISO else "uki"
     raise Unbootable(
         Code.NO_WAY_IN,
-        f"{what} cannot reach BootImage/{boot.image}, because the firmware boots the image's {file} directly",
+        f"{config} cannot reach BootImage/{boot.image}, because the firmware boots the image's {file} directly",
         Code.NO_WAY_IN.hint,
         resource,
         *path,
@@ -669,15 +678,10 @@ def _check_quoting(arguments: tuple[str, ...]) -> None:
     quote_grub_arguments(arguments)
 
 
-_MAX_NAMED: Final = 20  # a message contains the names of at most this many servers, and the number of the others
-
-
 def check_copy_support(fleet: FleetSettings, decision: Decision) -> Iterator[DecisionFinding]:
     """Yield a warning for each of a server's boots that copies of the boot files cannot serve correctly."""
     endpoint, copies = decision.endpoint, decision.copies
-    found = (each for each in (decision.policy, *decision.maintenances) if each is not None)
-    is_once = any(each.boot and each.boot.writes_disk and each.network_boot in INSTALL_MODES for each in found)
-    if endpoint is None and not copies.one_time_boots and is_once:
+    if endpoint is None and not copies.one_time_boots and _has_one_time_boot(decision):
         yield DecisionFinding(
             Code.NO_ENDPOINT,
             "the Fleet does not set an endpoint, and copies of the boot files cannot serve one-time boots or record "
@@ -712,6 +716,11 @@ def check_copy_support(fleet: FleetSettings, decision: Decision) -> Iterator[Dec
         yield DecisionFinding(code, message, code.hint, place, Severity.WARNING, max_named=_MAX_NAMED)
 
 
+def _has_one_time_boot(decision: Decision) -> bool:
+    sources = [source for source in (decision.policy, *decision.maintenances) if source is not None]
+    return any(source.boot and source.boot.writes_disk and source.network_boot in INSTALL_MODES for source in sources)
+
+
 def _find_loaders_without_end_query(
     fleet: FleetSettings, decision: Decision, boot: Boot | None, later_boot: Boot | None
 ) -> Iterator[str]:
@@ -728,73 +737,3 @@ def _find_loaders_without_end_query(
         yield "UEFI HTTP boot"
     if boot is not None and later_boot is not None and boot.fetches_by_uuid and later_boot.fetches_by_uuid:
         yield "a system that fetches its user data by UUID"
-
-
-# The node labels that kubelet accepts. Sources: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go
-# (KubeletLabels, KubeletLabelNamespaces) and kubernetes/cmd/kubelet/app/options/options.go (isKubernetesLabel).
-_KUBERNETES_DOMAINS: Final = ("kubernetes.io", "k8s.io")
-_ACCEPTED_NAMESPACES: Final = ("kubelet.kubernetes.io", "node.kubernetes.io")
-_ACCEPTED_LABELS: Final = frozenset(
-    {
-        "beta.kubernetes.io/arch",
-        "beta.kubernetes.io/instance-type",
-        "beta.kubernetes.io/os",
-        "failure-domain.beta.kubernetes.io/region",
-        "failure-domain.beta.kubernetes.io/zone",
-        "kubernetes.io/arch",
-        "kubernetes.io/hostname",
-        "kubernetes.io/os",
-        "node.kubernetes.io/instance-type",
-        "topology.kubernetes.io/region",
-        "topology.kubernetes.io/zone",
-    }
-)
-# Digests that authors use as placeholders. `gitboot init` writes the third one.
-_PLACEHOLDER_DIGESTS: Final = frozenset({"0" * 64, "f" * 64, "feedc0de" * 8, "deadbeef" * 8})
-
-
-def find_rejected_labels(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning for each node label in a policy that kubelet would reject."""
-    for name, policy in repository.policies.items():
-        for key in policy.spec.node_labels:
-            if not is_accepted_by_kubelet(key):
-                yield repository.build_problem(
-                    Code.KUBELET_LABEL,
-                    f"the kubelet rejects the node label {key} and does not start",
-                    Id("BootPolicy", name),
-                    *("spec", "nodeLabels", key),
-                    hint=Code.KUBELET_LABEL.hint,
-                    severity=Severity.WARNING,
-                )
-
-
-def is_accepted_by_kubelet(key: str) -> bool:
-    """Return whether kubelet accepts a label with this key in `--node-labels`."""
-    namespace, slash, _ = key.partition("/")
-    if not slash or not _is_in_domain(namespace, _KUBERNETES_DOMAINS):
-        return True
-    return key in _ACCEPTED_LABELS or _is_in_domain(namespace, _ACCEPTED_NAMESPACES)
-
-
-def _is_in_domain(namespace: str, domains: tuple[str, ...]) -> bool:
-    return any(namespace == each or namespace.endswith(f".{each}") for each in domains)
-
-
-def find_placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning for each image with placeholder digests. The warning points to the first placeholder."""
-    for name, image in repository.images.items():
-        found = [
-            ("spec", "architectures", architecture, *path, "sha256")
-            for architecture, artifacts in image.spec.architectures.items()
-            for path, artifact in artifacts.files()
-            if artifact.sha256 in _PLACEHOLDER_DIGESTS
-        ]
-        if found:
-            yield repository.build_problem(
-                Code.PLACEHOLDER_DIGEST,
-                f"BootImage/{name} has {format_count(len(found), 'placeholder digest')}",
-                Id("BootImage", name),
-                *found[0],
-                hint=Code.PLACEHOLDER_DIGEST.hint,
-                severity=Severity.WARNING,
-            )

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from ipaddress import ip_network
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-from urllib.parse import urlsplit
 
 from msgspec import Struct, structs
 
@@ -19,7 +17,7 @@ from gitboot.fleet.yaml import MAX_SHOWN, select_first
 from gitboot.jsonio import compute_digest, to_json_value
 from gitboot.model.boot_policy import Maintenance, Method, NetworkBoot, OverrideMode
 from gitboot.model.fields import to_yaml_value
-from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, OneTimeBoots, Output, Site, UnknownProfile
+from gitboot.model.fleet import UNKNOWN_NOT_FOUND, Fleet, OneTimeBoots, Output, Site
 from gitboot.model.server import Architecture, Firmware
 from gitboot.problems import Code, DatedProblem, Problem, Severity
 from gitboot.resolve.boot_checks import (
@@ -35,8 +33,6 @@ from gitboot.resolve.boot_checks import (
     check_server,
     find_lax_loader,
     find_output_ignoring_signatures,
-    find_placeholder_digests,
-    find_rejected_labels,
     parse_declared_provision,
 )
 from gitboot.resolve.decision_inputs import (
@@ -48,6 +44,13 @@ from gitboot.resolve.decision_inputs import (
     MaintenanceInputs,
     ServerInputs,
     locate_findings,
+)
+from gitboot.resolve.document_checks import (
+    find_long_server_names,
+    find_missing_ipv6_clients,
+    find_placeholder_digests,
+    find_rejected_labels,
+    find_unsupported_settings,
 )
 from gitboot.resolve.policy_selection import BootSource, Pool, SelectorIndex, Unbootable, find_unmatched_selectors
 from gitboot.resolve.server_decision import (
@@ -90,11 +93,11 @@ DecideServers = Callable[[Callable[[str], DecidedServer], Sequence[str]], Decide
 
 def decide_one_by_one(decide_one: Callable[[str], DecidedServer], names: Sequence[str]) -> DecidedServers:
     """Call ``decide_one`` in this process for each of the named servers."""
-    found = {name: decide_one(name) for name in names}
+    decided = {name: decide_one(name) for name in names}
     return DecidedServers(
-        decisions={name: each.decision for name, each in found.items()},
-        hosts={name: each.host for name, each in found.items()},
-        findings={name: each.findings for name, each in found.items() if each.findings},
+        decisions={name: server.decision for name, server in decided.items()},
+        hosts={name: server.host for name, server in decided.items()},
+        findings={name: server.findings for name, server in decided.items() if server.findings},
     )
 
 
@@ -109,9 +112,11 @@ class FleetDecisions(Struct, frozen=True, kw_only=True):
 # gitboot rejects a new commit with one of these errors. If an instance has already accepted a commit with such an
 # error, it keeps the commit, because earlier versions did not check for these errors.
 TOLERATED_CODES: Final = frozenset({Code.PLACEHOLDER_IDENTITY, Code.NAME})
-# A file system accepts names of at most 255 bytes, and the mirror program writes the file .NAME.json.gitboot.
-_MAX_SERVER_NAME: Final = 255 - len("..json.gitboot")
 _BEGINNING: Final = datetime.min.replace(tzinfo=UTC)
+_END: Final = datetime.max.replace(tzinfo=UTC)
+NOT_FOUND: Final = "NotFound"  # the machine does not get a boot script, so it boots its local disk
+# fields of a maintenance that do not change what gitboot does to a server
+_FIELDS_WITHOUT_EFFECT: Final = frozenset({"before", "reason"})
 
 
 def decide(repository: FleetRepository, now: datetime = _BEGINNING) -> Decisions:
@@ -149,22 +154,23 @@ def decide_all(
 
     decided = decide_servers(decide_one, list(repository.servers))
     unknown, unknown_findings = decide_unknown_machines(repository.fleet, view.unknown_boot_inputs(), composer)
-    found = [(name, finding) for name, each in decided.findings.items() for finding in each]
-    located_problems, places = locate_findings(repository, (*found, *unknown_findings), known_places or {})
-    permanent = [each.problem for each in located_problems if each.since is each.until is None]
-    dated = select_longest_problems(
-        each for each in located_problems if each.since is not None or each.until is not None
+    findings = [(name, finding) for name, of_server in decided.findings.items() for finding in of_server]
+    located_problems, places = locate_findings(repository, (*findings, *unknown_findings), known_places or {})
+    permanent = [dated.problem for dated in located_problems if dated.since is None and dated.until is None]
+    dated_problems = select_longest_problems(
+        dated for dated in located_problems if dated.since is not None or dated.until is not None
     )
-    documents = (
+    document_problems = (
         *find_long_server_names(repository),
         *find_unsupported_settings(repository),
         *find_missing_ipv6_clients(repository),
         *find_rejected_labels(repository),
         *find_unmatched_selectors(repository),
+        *find_placeholder_digests(repository),
     )
-    problems = select_first([*view.problems, *documents, *find_placeholder_digests(repository), *permanent])
+    problems = select_first([*view.problems, *document_problems, *permanent])
     if any(problem.severity is Severity.ERROR and problem.code not in TOLERATED_CODES for problem in problems):
-        raise InvalidRepository(problems, dated=dated)
+        raise InvalidRepository(problems, dated=dated_problems)
     fleet = repository.fleet.spec
     decisions = Decisions(
         revision=repository.revision,
@@ -177,12 +183,9 @@ def decide_all(
         unknown=unknown,
         unknown_not_found=fleet.unknown_servers == UNKNOWN_NOT_FOUND,
         warnings=problems,
-        dated=dated,
+        dated=dated_problems,
     )
     return FleetDecisions(repository=repository, decisions=decisions, finding_places=places)
-
-
-NOT_FOUND: Final = "NotFound"  # the machine does not get a boot script, so it boots its local disk
 
 
 def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
@@ -195,13 +198,16 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     policy = None
     if shared.pool is not None and shared.boot is not None:
         policy = _decide_policy(inputs, shared.pool, shared.boot, composer, findings)
-    maintenances = tuple(_decide_maintenance(inputs, each, composer, findings) for each in shared.maintenances)
+    maintenances = tuple(
+        _decide_maintenance(inputs, maintenance, composer, findings) for maintenance in shared.maintenances
+    )
     findings += check_overlaps(maintenances)
-    provisioned = parse_declared_provision(fleet, server)
-    if isinstance(provisioned, DecisionFinding):
-        findings.append(provisioned)
-        provisioned = None
-    local_disk, serving, is_https = inputs.local_disk, fleet.serving, (shared.endpoint or "").startswith("https:")
+    declared = parse_declared_provision(fleet, server)
+    if isinstance(declared, DecisionFinding):
+        findings.append(declared)
+        declared = None
+    local_disk, serving = inputs.local_disk, fleet.serving
+    is_https = (shared.endpoint or "").startswith("https:")
     decision = Decision(
         server=server.metadata.name,
         uuid=server.uuid,
@@ -217,7 +223,7 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
         provision=server.spec.provision,
         policy=policy,
         maintenances=maintenances,
-        declared=provisioned,
+        declared=declared,
         replaces=server.spec.replaces,
         stopped=fleet.is_stopped,
         endpoint=shared.endpoint,
@@ -231,9 +237,8 @@ def decide_server(inputs: ServerInputs, composer: Composer) -> DecidedServer:
     findings += check_loader_signatures(inputs, decision)
     if fleet.is_written:
         findings += check_copy_support(fleet, decision)
-    return DecidedServer(
-        decision, make_host(server, shared.site, inputs.loader, secure_boot=inputs.secure_boot), tuple(findings)
-    )
+    host = make_host(server, shared.site, inputs.loader, secure_boot=inputs.secure_boot)
+    return DecidedServer(decision, host, tuple(findings))
 
 
 def _decide_policy(
@@ -262,14 +267,11 @@ def _decide_maintenance(
     inputs: ServerInputs, maintenance_inputs: MaintenanceInputs, composer: Composer, findings: list[DecisionFinding]
 ) -> MaintenanceDecision:
     """Return the boot of a maintenance (rule R2), and add any problems to ``findings``."""
-    maintenance, spec, boot = maintenance_inputs.maintenance, maintenance_inputs.maintenance.spec, None
-    if maintenance_inputs.boot.image is not None:
-        boot = _compose_boot(
-            composer,
-            build_boot_source(inputs, maintenance_inputs.boot, maintenance=maintenance),
-            maintenance_inputs.boot,
-            findings,
-        )
+    maintenance, boot_inputs, boot = maintenance_inputs.maintenance, maintenance_inputs.boot, None
+    spec = maintenance.spec
+    if boot_inputs.image is not None:
+        source = build_boot_source(inputs, boot_inputs, maintenance=maintenance)
+        boot = _compose_boot(composer, source, boot_inputs, findings)
     override = spec.override or _choose_default_override(spec.network_boot, boot)
     findings += check_maintenance(inputs.server, maintenance_inputs, boot, override)
     return MaintenanceDecision(
@@ -288,11 +290,6 @@ def _decide_maintenance(
     )
 
 
-_FIELDS_WITHOUT_EFFECT: Final = frozenset(
-    {"before", "reason"}
-)  # fields that do not change what gitboot does to a server
-
-
 def _find_preconditions(maintenance_inputs: MaintenanceInputs, boot: Boot | None) -> Preconditions | None:
     """Return the conditions that must be true before a server gets this boot, or None if there are none.
 
@@ -303,13 +300,15 @@ def _find_preconditions(maintenance_inputs: MaintenanceInputs, boot: Boot | None
     spec = maintenance_inputs.maintenance.spec
     if (before := spec.before) is None:
         return None
-    values = (
-        (each, getattr(spec, each.name)) for each in dataclasses.fields(spec) if each.name not in _FIELDS_WITHOUT_EFFECT
-    )
+    spec_values: dict[str, Any] = {}
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        if field.name not in _FIELDS_WITHOUT_EFFECT and value != _get_default_value(field):
+            spec_values[field.name] = to_yaml_value(value)
     digest = compute_digest(
         {
             "maintenance": maintenance_inputs.maintenance.metadata.name,
-            "spec": {each.name: to_yaml_value(value) for each, value in values if value != _get_default_value(each)},
+            "spec": spec_values,
             "boot": to_json_value(boot) if boot is not None else None,
         }
     )
@@ -403,7 +402,7 @@ def decide_unknown_machines(
         code = Code.UNKNOWN_WRITES_DISK
         return None, [("", DecisionFinding(code, message, code.hint, place, is_shared=False))]
     boots: dict[Architecture, Boot] = {}
-    found: list[tuple[str, DecisionFinding]] = []
+    all_findings: list[tuple[str, DecisionFinding]] = []
     ignoring_loader = find_output_ignoring_signatures(fleet.metadata.name, fleet.spec.outputs)
     for architecture in sorted(image.spec.architectures):
         source = BootSource(
@@ -424,58 +423,8 @@ def decide_unknown_machines(
         if (boot := _compose_boot(composer, source, inputs, findings)) is not None:
             boots[architecture] = boot
             findings += check_loader_signature(boot, inputs, ignoring_loader, architecture, secure_boot=False)
-        found += ((f"unknown {architecture} machines", finding) for finding in findings)
-    return boots, found
-
-
-def find_long_server_names(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a problem for each server whose name is too long for the names of its published files."""
-    for name in repository.servers:
-        if len(name) > _MAX_SERVER_NAME:
-            yield repository.build_problem(
-                Code.NAME,
-                f"the name of this server has {len(name)} characters, which is too long for the names of its files",
-                Id("Server", name),
-                *("metadata", "name"),
-                hint=f"use at most {_MAX_SERVER_NAME} characters",
-            )
-
-
-def find_unsupported_settings(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a problem for each of the fleet's settings that this version of gitboot does not support."""
-    fleet = repository.fleet
-    if isinstance(unknown := fleet.spec.unknown_servers, UnknownProfile):
-        # None if the Fleet is missing, which makes the commit invalid
-        profile = repository.profiles.get(unknown.profile)
-        if profile is not None and (profile.spec.templates.ipxe or profile.spec.templates.grub):
-            yield repository.build_problem(
-                Code.NOT_YET,
-                "this version of gitboot does not support boot script templates for unknown machines",
-                Id("Fleet", fleet.metadata.name),
-                *("spec", "unknownServers", "profile"),
-                hint="choose a profile without templates.ipxe and templates.grub",
-            )
-
-
-def find_missing_ipv6_clients(repository: FleetRepository) -> Iterator[Problem]:
-    """Yield a warning if machines would fetch from an IPv6 address, but no network in `clients` is an IPv6 network.
-
-    The function does not resolve host names, because the result must depend only on the commit.
-    """
-    spec = repository.fleet.spec
-    clients = spec.provisioning.clients
-    if not clients or any(ip_network(network).version == 6 for network in clients):
-        return
-    urls = [spec.base_url, spec.endpoint, *(url for site in spec.sites for url in (site.base_url, site.endpoint))]
-    if ipv6_url := next((url for url in urls if url is not None and ":" in (urlsplit(url).hostname or "")), None):
-        yield repository.build_problem(
-            Code.NO_IPV6_CLIENTS,
-            f"machines fetch from {ipv6_url}, but `clients` contains no IPv6 networks, so machines that use IPv6 boot "
-            "from their disks",
-            Id("Fleet", repository.fleet.metadata.name),
-            *("spec", "provisioning", "clients"),
-            severity=Severity.WARNING,
-        )
+        all_findings += ((f"unknown {architecture} machines", finding) for finding in findings)
+    return boots, all_findings
 
 
 def decide_revision(
@@ -512,9 +461,9 @@ def decide_revision(
 
 def find_server_sites(repository: FleetRepository) -> dict[str, Site]:
     """Return the site of each server, by server name. Omit servers without a site."""
-    selection = build_site_index(repository)
-    found = {name: selection.find(server) for name, server in repository.servers.items()}
-    return {name: selected[0] for name, selected in found.items() if selected}
+    index = build_site_index(repository)
+    sites = {name: index.find(server) for name, server in repository.servers.items()}
+    return {name: selecting_sites[0] for name, selecting_sites in sites.items() if selecting_sites}
 
 
 def build_site_index(repository: FleetRepository) -> SelectorIndex[Site]:
@@ -532,23 +481,18 @@ def select_longest_problems(dated_problems: Iterable[DatedProblem]) -> tuple[Dat
     many problems were omitted, and ends when the last of the omitted problems ends.
     """
     groups: defaultdict[tuple[str, Severity], list[DatedProblem]] = defaultdict(list)
-    for each in dated_problems:
-        groups[each.problem.path, each.problem.severity].append(each)
-    found: list[DatedProblem] = []
+    for dated in dated_problems:
+        groups[dated.problem.path, dated.problem.severity].append(dated)
+    selected: list[DatedProblem] = []
     for group in groups.values():
-        group.sort(key=lambda each: each.problem)
-        group.sort(key=lambda each: each.since or _FIRST)
-        group.sort(key=lambda each: each.until or _LAST, reverse=True)
-        found += group[:MAX_SHOWN]
-        if rest := group[MAX_SHOWN:]:
-            message = f"up to {len(rest):,} more time-dependent problems are not shown"
+        # later sorts take precedence over earlier ones
+        group.sort(key=lambda dated: dated.problem)
+        group.sort(key=lambda dated: dated.since or _BEGINNING)
+        group.sort(key=lambda dated: dated.until or _END, reverse=True)
+        selected += group[:MAX_SHOWN]
+        if omitted := group[MAX_SHOWN:]:
             code = Code.TOO_MANY_PROBLEMS
-            found.append(
-                structs.replace(
-                    rest[0], problem=structs.replace(rest[0].problem, code=code, message=message, hint=code.hint)
-                )
-            )
-    return tuple(sorted(found, key=lambda each: each.problem))
-
-
-_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+            message = f"up to {len(omitted):,} more time-dependent problems are not shown"
+            problem = structs.replace(omitted[0].problem, code=code, message=message, hint=code.hint)
+            selected.append(structs.replace(omitted[0], problem=problem))
+    return tuple(sorted(selected, key=lambda dated: dated.problem))

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from gitboot.fleet.yaml import Quoted
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import parse_user_data_format
+from gitboot.model.certificates import has_rsa_key, read_certificate_expiries, read_public_key
 from gitboot.model.scalars import (
     Malformed,
     SystemUuid,
-    has_rsa_key,
     parse_artifact_url,
     parse_base_url,
     parse_bmc_address,
@@ -45,8 +45,6 @@ from gitboot.model.scalars import (
     parse_variable,
     parse_variable_name,
     quote_value,
-    read_certificate_expiries,
-    read_public_key,
     swap_byte_order,
     text,
 )
