@@ -45,6 +45,9 @@ class _SharedBoot(Struct, frozen=True):
     template_values: dict[str, Any] = field(default_factory=dict)  # set when a template first needs the values
 
 
+# The file names of mirrored artifacts, by role. The folder of each file has the digest of the file as its name.
+MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
+_KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
 _LOADER_NAMES: Final = ("boot_nic", "kernel_arguments")  # variables whose values the boot loaders fill in
 
 
@@ -67,20 +70,7 @@ class Composer:
         boot, profile = shared.boot, source.profile.spec
         lists = collect_argument_lists(boot, source)
         context = TemplateContext(self._plain, boot, source, shared.template_values)
-        user_data = None
-        if (user_data_spec := profile.user_data) is not None:
-            try:
-                template = templates.decode_template(source.files[user_data_spec.template])
-                shows_arguments = "kernel_arguments" in templates.find_names(template)
-            except TemplateFault as fault:
-                raise _make_unbootable(fault, user_data_spec.template) from None
-            shown_arguments = self._merge_arguments(lists, context) if shows_arguments else ()
-            # User data cannot use values of the boot NIC, because it must be the same for every NIC.
-            user_data_context = context.with_values(
-                kernel_arguments=[each for each in shown_arguments if not has_boot_nic_placeholder(each)],
-                boot_nic=templates.BOOT_NIC_OF_USER_DATA,
-            )
-            user_data = self._render_user_data(user_data_spec, user_data_context, source)
+        user_data = self._compose_user_data(lists, context, source)
         url_context = context.with_values(urls=context.make_urls(user_data))
         merged = self._merge_arguments(lists, url_context)
         if user_data is not None and not boot.is_direct:
@@ -94,10 +84,34 @@ class Composer:
             for loader in ("grub", "ipxe")
             if (path := getattr(profile.templates, loader)) is not None
         }
+        digests = self._compute_template_digests(source)
+        return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=digests)
+
+    def _compose_user_data(
+        self, lists: ArgumentLists, context: TemplateContext, source: BootSource
+    ) -> UserDataFiles | None:
+        """Return the rendered user data, or None if the profile does not set user data."""
+        spec = source.profile.spec.user_data
+        if spec is None:
+            return None
+        try:
+            template = templates.decode_template(source.files[spec.template])
+            shows_arguments = "kernel_arguments" in templates.find_names(template)
+        except TemplateFault as fault:
+            raise _make_unbootable(fault, spec.template) from None
+        arguments = self._merge_arguments(lists, context) if shows_arguments else ()
+        # User data cannot use values of the boot NIC, because it must be the same for every NIC.
+        user_data_context = context.with_values(
+            kernel_arguments=[argument for argument in arguments if not has_boot_nic_placeholder(argument)],
+            boot_nic=templates.BOOT_NIC_OF_USER_DATA,
+        )
+        return self._render_user_data(spec, user_data_context, source)
+
+    def _compute_template_digests(self, source: BootSource) -> Mapping[str, Digest]:
         files = tuple((path, source.files[path]) for path in sorted(list_templates(source.profile)))
         if (digests := self._digests.get(files)) is None:
             digests = self._digests[files] = {path: Digest(sha256(data).hexdigest()) for path, data in files}
-        return replace(boot, kernel_arguments=merged, user_data=user_data, entries=entries, templates=digests)
+        return digests
 
     def _prepare_shared_boot(self, source: BootSource) -> _SharedBoot:
         profile, image, pool = source.profile, source.image, source.pool
@@ -136,10 +150,11 @@ class Composer:
 
     def _merge_arguments(self, lists: ArgumentLists, context: TemplateContext) -> tuple[str, ...]:
         rendered = [self._render_arguments(resource, arguments, context) for resource, arguments in lists]
-        merged = merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
+        merged = merge_arguments(tuple([tuple([text for _, text in arguments]) for arguments in rendered]))
         for number, item in merged.ineffective_items:
             if len(item) == 2:  # only items with a dash and one letter, such as -x
-                (resource, _), index = lists[number], next(at for at, text in rendered[number] if text == item)
+                resource, _ = lists[number]
+                index = next(index for index, text in rendered[number] if text == item)
                 raise Unbootable(
                     Code.LOST_ARGUMENT,
                     f"{item} removes the kernel argument {item[1:]}, but no earlier list contains this argument",
@@ -152,6 +167,7 @@ class Composer:
     def _render_arguments(
         self, resource: Id, arguments: tuple[str, ...], context: TemplateContext
     ) -> list[tuple[int, str]]:
+        """Return the rendered arguments, each with its index in the document. Omit arguments without text."""
         rendered = []
         for number, text in enumerate(arguments):
             try:
@@ -186,17 +202,21 @@ class Composer:
         context = context.with_values(urls=context.make_urls(boot.user_data))
         lists = collect_argument_lists(boot, source)
         rendered = [self._render_arguments(resource, arguments, context) for resource, arguments in lists]
-        merged = merge_arguments(tuple([tuple([text for _, text in each]) for each in rendered]))
-        return [
-            *(
-                (each.argument, lists[each.list][0], f"{lists[each.dropped_by][0]} sets or removes this argument")
-                for each in merged.dropped
-            ),
-            *(
-                (item, lists[number][0], "no earlier document sets this argument")
-                for number, item in merged.ineffective_items
-            ),
+        merged = merge_arguments(tuple([tuple([text for _, text in arguments]) for arguments in rendered]))
+        documents = [resource for resource, _ in lists]
+        dropped_arguments = [
+            (
+                dropped.argument,
+                documents[dropped.list],
+                f"{documents[dropped.dropped_by]} sets or removes this argument",
+            )
+            for dropped in merged.dropped
         ]
+        dropped_arguments += [
+            (item, documents[number], "no earlier document sets this argument")
+            for number, item in merged.ineffective_items
+        ]
+        return dropped_arguments
 
     def _locate_arguments(self, lists: ArgumentLists, context: TemplateContext) -> dict[str, tuple[Id, int]]:
         return {
@@ -239,10 +259,10 @@ class Composer:
         instance = {}
         if source.server is not None:
             instance = {"instance-id": source.server.uuid, "local-hostname": source.server.metadata.name}
-        found = user_data_formats.bundle_files(
+        user_data = user_data_formats.bundle_files(
             spec.format, text, extra_files, instance=instance, base_url=source.base_url
         )
-        return replace(found, secrets=secrets) if secrets else found
+        return replace(user_data, secrets=secrets) if secrets else user_data
 
     def _render_checked_file(
         self, path: str, check: Callable[[str], None], context: TemplateContext, source: BootSource
@@ -251,8 +271,10 @@ class Composer:
         try:
             check(text)
         except Malformed as error:
-            template, line = templates.decode_template(source.files[path]), 1
-            if (rendered_line := next((each for each in error.at if isinstance(each, int)), None)) is not None:
+            line = 1
+            rendered_line = next((step for step in error.at if isinstance(step, int)), None)
+            if rendered_line is not None:
+                template = templates.decode_template(source.files[path])
                 line = templates.find_source_line(template, context.mapping, text, rendered_line)
             raise Unbootable(error.code, error.message, error.hint, Id(FILE, path), line) from None
         return text
@@ -261,12 +283,13 @@ class Composer:
         text = self._render_file(path, context, source)
         if has_boot_nic_placeholder(text):
             lines = templates.decode_template(source.files[path]).splitlines()
+            numbers = (number for number, line in enumerate(lines, 1) if any(name in line for name in _LOADER_NAMES))
             raise Unbootable(
                 Code.TEMPLATE_FAILED,
                 f"a template for {loader} must apply the filter `{loader}` to `boot_nic` values",
                 f"write {{{{ kernel_arguments | {loader} }}}} or {{{{ boot_nic.mac | {loader} }}}}",
                 Id(FILE, path),
-                next((number for number, each in enumerate(lines, 1) if any(map(each.__contains__, _LOADER_NAMES))), 1),
+                next(numbers, 1),
             )
         return text
 
@@ -344,7 +367,7 @@ class TemplateContext:
 
     def _make_shared_values(self) -> dict[str, Any]:
         source, plain, boot = self._source, self._plain.get, self._boot
-        taints = [{"key": each.key, "value": each.value, "effect": str(each.effect)} for each in boot.node_taints]
+        taints = [{"key": taint.key, "value": taint.value, "effect": str(taint.effect)} for taint in boot.node_taints]
         values: dict[str, Any] = {
             "image": {**plain(source.image), "artifacts": to_json_value(boot.files)},
             "profile": plain(source.profile),
@@ -401,9 +424,9 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
     Raises `Unbootable` if gitboot would serve the profile's secrets for an unlimited time, for example with networkBoot
     Always.
     """
-    found = find_secret_files(source)
+    secret_files = find_secret_files(source)
     user_data = source.profile.spec.user_data
-    if user_data is not None and user_data.secrets and not found:
+    if user_data is not None and user_data.secrets and not secret_files:
         why = "unknown machines boot with this profile"
         if source.maintenance is not None:
             name = source.maintenance.metadata.name
@@ -417,17 +440,16 @@ def read_secret_texts(source: BootSource) -> dict[str, str]:
             source.profile_id,
             *("spec", "userData", "secrets"),
         )
-    return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in found.items()}
-
-
-# The file names of mirrored artifacts, by role. The folder of each file has the digest of the file as its name.
-MIRRORED_NAMES: Final = ("kernel", "initrd", "rootfs", "uki.efi", "image.iso", "loader.efi")
-_KERNEL, _INITRD, _ROOTFS, _UKI, _ISO, _LOADER = MIRRORED_NAMES
+    return {name: b64encode(parse_encrypted(source.files[path])).decode() for name, path in secret_files.items()}
 
 
 def build_boot_files(
     artifacts: Artifacts, base_url: str, *, mirrors: bool, requires_signature: bool, has_ipxe_scripts: bool
 ) -> BootFiles:
+    """Return the files of an image with the URLs from which machines fetch them.
+
+    With ``mirrors``, machines fetch the files from the mirror, which downloads them.
+    """
     signatures: dict[str, str] = {}
 
     def make_file(artifact: Artifact | None, name: str) -> BootFile | None:
