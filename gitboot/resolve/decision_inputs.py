@@ -30,6 +30,15 @@ from gitboot.resolve.policy_selection import (
 from gitboot.resolve.secret_scan import parse_allowance
 from gitboot.text import format_names
 
+FILE: Final = "file"  # the kind of a location in a file; the field of such a location is the line, from 1
+IPXE_OUTPUTS: Final = frozenset({Output.IPXE, Output.SERIAL, Output.SMEE, Output.NETBOOT_XYZ})
+OUTPUTS_WITHOUT_HTTPS: Final = (
+    ("GRUB", frozenset({Output.GRUB, Output.UUID})),
+    ("PXELINUX", frozenset({Output.PXELINUX})),
+)
+# the outputs that are boot scripts
+LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(*(outputs for _, outputs in OUTPUTS_WITHOUT_HTTPS))
+
 
 class FleetSettings(Struct, frozen=True, kw_only=True):
     """The Fleet settings on which every decision depends."""
@@ -49,9 +58,6 @@ class FleetSettings(Struct, frozen=True, kw_only=True):
     @property
     def mirrors(self) -> bool:
         return Output.MIRROR in self.outputs
-
-
-FILE: Final = "file"  # the kind of a location in a file; the field of such a location is the line, from 1
 
 
 class BootInputs(Struct, frozen=True, kw_only=True):
@@ -178,8 +184,10 @@ def locate_findings(
             message = message.replace(other_id, f"{other_id} ({repository.origins[finding.other_id].path})", 1)
         if finding.is_shared:
             servers_text = format_names(sorted(names), finding.max_named)
-            is_pair = finding.other_id is not None
-            message = f"{message}. Both apply to {servers_text}" if is_pair else f"{message} ({servers_text})"
+            if finding.other_id is not None:
+                message = f"{message}. Both apply to {servers_text}"
+            else:
+                message = f"{message} ({servers_text})"
         problem = Problem(
             path=path,
             line=place.line,
@@ -198,15 +206,6 @@ def list_templates(profile: BootProfile) -> tuple[str, ...]:
     spec = profile.spec
     files = (*(spec.user_data.templates if spec.user_data else ()), spec.templates.ipxe, spec.templates.grub)
     return tuple(path for path in files if path is not None)
-
-
-IPXE_OUTPUTS: Final = frozenset({Output.IPXE, Output.SERIAL, Output.SMEE, Output.NETBOOT_XYZ})
-OUTPUTS_WITHOUT_HTTPS: Final = (
-    ("GRUB", frozenset({Output.GRUB, Output.UUID})),
-    ("PXELINUX", frozenset({Output.PXELINUX})),
-)
-# the outputs that are boot scripts
-LOADER_OUTPUTS: Final = IPXE_OUTPUTS.union(*(outputs for _, outputs in OUTPUTS_WITHOUT_HTTPS))
 
 
 def parse_approvals(content: bytes, maintenance: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
@@ -249,8 +248,8 @@ class FleetView:
         spec = repository.fleet.spec
         self._signed_streams = frozenset(
             name
-            for name, each in repository.streams.items()
-            if each.spec.require_provenance is RequiredProvenance.SIGNED
+            for name, stream in repository.streams.items()
+            if stream.spec.require_provenance is RequiredProvenance.SIGNED
         )
         # The images of streams with requireProvenance: signed. A profile may boot such an image without the stream.
         self.signed_images = frozenset(
@@ -272,12 +271,12 @@ class FleetView:
         # All selectors of the commit. Servers share a choice if the same selectors match them.
         entries: list[tuple[object, Any]] = [
             *((pool, repository.policies[name].spec.select) for name, pool in self.pools.items()),
-            *((each, each.spec.select) for each in repository.maintenances.values()),
-            *((each, each.select) for each in spec.sites),
-            *((each, each.select) for each in spec.hardware),
+            *((maintenance, maintenance.spec.select) for maintenance in repository.maintenances.values()),
+            *((site, site.select) for site in spec.sites),
+            *((hardware, hardware.select) for hardware in spec.hardware),
         ]
         for stream in repository.streams.values():
-            entries += [(each, each.select) for each in stream.spec.holds]
+            entries += [(hold, hold.select) for hold in stream.spec.holds]
             if stream.spec.rollout is not None:
                 entries.append((stream.spec.rollout, stream.spec.rollout.selector))
         self._entries = [entry for entry, _ in entries]
@@ -288,6 +287,7 @@ class FleetView:
         self._files: dict[str, tuple[Mapping[str, bytes], Mapping[str, str]]] = {}  # values by profile
 
     def server_inputs(self, server: Server) -> ServerInputs:
+        """Return all inputs of a server's decision."""
         return ServerInputs(
             server=server,
             files={path: self.repository.files[path] for path in list_own_files(server)},
@@ -306,9 +306,9 @@ class FleetView:
             and choice.rollout is not None
             and is_in_rollout(choice.rollout[0], server.uuid, choice.rollout[1])
         )
-        if (found := choice.shared_inputs.get((pin, is_reached))) is None:
-            found = choice.shared_inputs[pin, is_reached] = self._make_shared_inputs(server, choice)
-        return found
+        if (shared_inputs := choice.shared_inputs.get((pin, is_reached))) is None:
+            shared_inputs = choice.shared_inputs[pin, is_reached] = self._make_shared_inputs(server, choice)
+        return shared_inputs
 
     def unknown_boot_inputs(self) -> BootInputs | None:
         """Return the inputs for the boot of unknown machines.
@@ -326,8 +326,8 @@ class FleetView:
         if is_active and policy_name is not None:
             policy = self.pools.get(policy_name)  # None if the policy is invalid; another finding reports this
         elif is_active:
-            found = choose_policy([each for each in entries if isinstance(each, Pool)], None)
-            policy = found.winner if isinstance(found, Choice) else found
+            chosen = choose_policy([entry for entry in entries if isinstance(entry, Pool)], None)
+            policy = chosen.winner if isinstance(chosen, Choice) else chosen
         rollout = None
         if isinstance(policy, Pool):
             stream = self.repository.profiles[policy.profile].spec.stream
@@ -410,16 +410,17 @@ class FleetView:
         return found
 
     def _find_allowances(self, profile: Id) -> dict[str, str]:
+        """Return the author's reasons to permit secrets, which the profile states in comments, by field."""
         text = self.repository.read(self.repository.origins[profile].blob)
         if b"gitboot:allow-secret" not in text:
             return {}
-        lines, found = text.split(b"\n"), {}
-        for each in ("kernelArguments", "userData"):
-            _, place = self.repository.find_place(profile, "spec", each)
+        lines, allowances = text.split(b"\n"), {}
+        for name in ("kernelArguments", "userData"):
+            _, place = self.repository.find_place(profile, "spec", name)
             line = lines[place.line - 1].decode(errors="replace") if place.line <= len(lines) else ""
-            if (why := parse_allowance(line)) is not None:
-                found[each] = why
-        return found
+            if (reason := parse_allowance(line)) is not None:
+                allowances[name] = reason
+        return allowances
 
 
 def list_stream_images(stream: ImageStream) -> tuple[str, ...]:
@@ -434,8 +435,8 @@ def find_signed_images(repository: FleetRepository) -> frozenset[str]:
     view = FleetView(repository)
     pinned = [server for server in repository.servers.values() if server.spec.pin is not None]
     boots = [view.shared_inputs(server).boot for server in pinned]
-    found = {boot.image.metadata.name for boot in boots if boot and boot.image and boot.requires_signature}
-    return view.signed_images | found
+    pinned_images = {boot.image.metadata.name for boot in boots if boot and boot.image and boot.requires_signature}
+    return view.signed_images | pinned_images
 
 
 def list_own_files(server: Server) -> tuple[str, ...]:

@@ -60,9 +60,8 @@ class MergedArguments(NamedTuple):
 
     arguments: tuple[str, ...]
     dropped: tuple[DroppedArgument, ...]
-    ineffective_items: tuple[
-        tuple[int, str], ...
-    ]  # items such as -quiet that did not remove an argument, each with the index of its list
+    # items such as -quiet that did not remove an argument, each with the index of its list
+    ineffective_items: tuple[tuple[int, str], ...]
 
 
 @lru_cache(maxsize=1024)  # cached, because servers share most lists
@@ -83,7 +82,7 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
 
     def drop(number: int, is_dropped: Callable[[str], bool], kept: list[tuple[str, int]]) -> list[tuple[str, int]]:
         dropped.extend(DroppedArgument(text, origin, number) for text, origin in kept if is_dropped(text))
-        return [each for each in kept if not is_dropped(each[0])]
+        return [(text, origin) for text, origin in kept if not is_dropped(text)]
 
     for number, arguments in enumerate(lists):
         current: list[tuple[str, int]] = []
@@ -96,14 +95,16 @@ def merge_arguments(lists: tuple[tuple[str, ...], ...]) -> MergedArguments:
             removed = argument[1:]
             before = len(dropped)
             is_removed = removed.__eq__ if "=" in removed else _make_name_matcher(removed)
-            result, current = drop(number, is_removed, result), drop(number, is_removed, current)
+            result = drop(number, is_removed, result)
+            current = drop(number, is_removed, current)
             if len(dropped) == before:
                 ineffective_items.append((number, argument))
         for argument, _ in current:
             name = argument_name(argument)
             if is_separator(argument) or name in _ORDERED_NAMES:
                 continue
-            result = drop(number, argument.__eq__ if name in _REPEATED_NAMES else _make_name_matcher(argument), result)
+            is_replaced = argument.__eq__ if name in _REPEATED_NAMES else _make_name_matcher(argument)
+            result = drop(number, is_replaced, result)
         result += current
     return MergedArguments(tuple(text for text, _ in result), tuple(dropped), tuple(ineffective_items))
 
@@ -127,6 +128,7 @@ ArgumentLists = tuple[tuple[Id, tuple[str, ...]], ...]
 
 
 def collect_argument_lists(boot: Boot, source: BootSource) -> ArgumentLists:
+    """Return the lists of arguments from all documents that apply to a boot, in the order of rule R7."""
     if boot.is_direct:  # the kernel arguments of the image are part of its UKI or ISO
         return collect_own_arguments(source)
     image = (Id("BootImage", source.image.metadata.name), source.image.spec.kernel_arguments)
@@ -156,11 +158,8 @@ def add_user_data_arguments(arguments: tuple[str, ...], user_data: UserDataFiles
     Insert them before the first separator, because installers copy the arguments after ``---`` to the installed system.
     """
     names = {argument_name(argument) for argument in arguments}
-    added = (
-        argument
-        for argument in user_data_formats.user_data_arguments(user_data)
-        if argument_name(argument) not in names
-    )
+    user_data_arguments = user_data_formats.user_data_arguments(user_data)
+    added = (argument for argument in user_data_arguments if argument_name(argument) not in names)
     end = next((number for number, argument in enumerate(arguments) if is_separator(argument)), len(arguments))
     return (*arguments[:end], *added, *arguments[end:])
 

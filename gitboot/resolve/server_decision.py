@@ -296,20 +296,20 @@ class Boot:
         """The EFI programs that start only with a trusted signature if Secure Boot is on, except ISO files."""
         loader = self.files.loader if self.http_boot is HttpBoot.LOADER else None
         programs = (self.direct_uki,) if self.is_direct else (loader, self.files.kernel)
-        return tuple(each for each in programs if each is not None)
+        return tuple(program for program in programs if program is not None)
 
     @property
     def fetched_files(self) -> tuple[BootFile, ...]:
         """The files that a machine fetches, because its boot method needs them or because a text contains their URL."""
-        files, started = self.files, set[BootFile | None]()
-        if self.is_direct:
-            started = {self.direct_uki or files.iso}
-        else:
-            started = {files.kernel, *files.initrds, files.loader if self.http_boot is HttpBoot.LOADER else None}
-        data = self.user_data.files.values() if self.user_data is not None else ()
-        texts = (*self.kernel_arguments, *self.entries.values(), *data)
-        found = tuple(each for each in files.all() if each in started or any(each.url in text for text in texts))
-        return (*found, *self.signature_files) if files.loader_signatures else found
+        files = self.files
+        started: tuple[BootFile | None, ...] = (self.direct_uki or files.iso,)
+        if not self.is_direct:
+            loader = files.loader if self.http_boot is HttpBoot.LOADER else None
+            started = (files.kernel, *files.initrds, loader)
+        user_data = self.user_data.files.values() if self.user_data is not None else ()
+        texts = (*self.kernel_arguments, *self.entries.values(), *user_data)
+        fetched = tuple(file for file in files.all() if file in started or any(file.url in text for text in texts))
+        return (*fetched, *self.signature_files) if files.loader_signatures else fetched
 
     @property
     def required_files(self) -> tuple[BootFile, ...]:
@@ -318,30 +318,31 @@ class Boot:
         If one is absent, gitboot withholds the whole boot, and not only the iPXE scripts.
         """
         ignored = self.signature_files if self.ignores_signatures else ()
-        return tuple(each for each in self.fetched_files if each not in ignored)
+        return tuple(file for file in self.fetched_files if file not in ignored)
 
     @property
     def signature_files(self) -> tuple[BootFile, ...]:
         """The signatures of the files that iPXE starts. Firmware and GRUB do not fetch signatures."""
         if self.http_boot not in (None, HttpBoot.LOADER) or self.medium is not None:
             return ()
-        text, signatures = self.entries.get("ipxe"), self.files.loader_signatures
-        started = (self.direct_uki,) if self.is_direct else (self.files.kernel, *self.files.initrds)
-        urls = [signatures[each.url] for each in started if each is not None and each.url in signatures]
-        if text is not None:
-            urls = [url for url in signatures.values() if url in text]
+        template, signatures = self.entries.get("ipxe"), self.files.loader_signatures
+        if template is not None:
+            urls = [url for url in signatures.values() if url in template]
+        else:
+            started = (self.direct_uki,) if self.is_direct else (self.files.kernel, *self.files.initrds)
+            urls = [signatures[file.url] for file in started if file is not None and file.url in signatures]
         return tuple(BootFile(url=url, sha256=None, size=None) for url in dict.fromkeys(urls))
 
     def lacks_files(self, absent_files: Collection[BootFile]) -> bool:
         """Return whether one of the files that the server's boot loader needs is absent."""
-        return bool(absent_files) and any(each in absent_files for each in self.required_files)
+        return bool(absent_files) and any(file in absent_files for file in self.required_files)
 
     def lacks_ipxe_files(self, absent_files: Collection[BootFile]) -> bool:
         """Return whether a file is absent that only iPXE needs.
 
         Such a file is a signature that the server's loader ignores.
         """
-        return self.ignores_signatures and any(each in absent_files for each in self.signature_files)
+        return self.ignores_signatures and any(file in absent_files for file in self.signature_files)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -386,12 +387,14 @@ class Preconditions:
     @property
     def requirements(self) -> frozenset[str]:
         """The requirements as texts, for comparisons and messages."""
-        found = (
-            ("approval in the file", self.approval_file),
-            ("approval from", self.approval_url),
-            ("drain by", self.drain_url),
-        )
-        return frozenset(f"{what} {where}" for what, where in found if where is not None)
+        requirements = set()
+        if self.approval_file is not None:
+            requirements.add(f"approval in the file {self.approval_file}")
+        if self.approval_url is not None:
+            requirements.add(f"approval from {self.approval_url}")
+        if self.drain_url is not None:
+            requirements.add(f"drain by {self.drain_url}")
+        return frozenset(requirements)
 
 
 NO_REQUIREMENTS: Final = frozenset[str]()
@@ -433,8 +436,8 @@ class MaintenanceDecision:
 
     def find_overlap(self, other: MaintenanceDecision) -> tuple[datetime | None, datetime | None] | None:
         """Return the window [start, end) in which both maintenances are active, or None if there is no overlap."""
-        start = max((each for each in (self.start, other.start) if each is not None), default=None)
-        end = min((each for each in (self.end, other.end) if each is not None), default=None)
+        start = max((bound for bound in (self.start, other.start) if bound is not None), default=None)
+        end = min((bound for bound in (self.end, other.end) if bound is not None), default=None)
         return (start, end) if start is None or end is None or start < end else None
 
 
@@ -473,11 +476,11 @@ DEFAULT_COPY_SETTINGS: Final = CopySettings()  # for a Fleet that sets none of t
 
 def list_maintenance_fields(maintenances: Iterable[MaintenanceDecision]) -> list[dict[str, Any]]:
     """Convert maintenances to JSON values, with start and end in an object `window`."""
-    found = []
-    for each in map(to_json_value, maintenances):
-        window = {bound: each.pop(bound) for bound in ("start", "end")}
-        found.append({"name": each.pop("name"), "window": window, **each})
-    return found
+    converted = []
+    for fields in map(to_json_value, maintenances):
+        window = {bound: fields.pop(bound) for bound in ("start", "end")}
+        converted.append({"name": fields.pop("name"), "window": window, **fields})
+    return converted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -528,8 +531,9 @@ class Decision:
 
     @property
     def boots(self) -> tuple[Boot, ...]:
-        found = (each.boot for each in (self.policy, *self.maintenances) if each is not None)
-        return tuple(boot for boot in found if boot is not None)
+        policy_boot = self.policy.boot if self.policy is not None else None
+        boots = (policy_boot, *(maintenance.boot for maintenance in self.maintenances))
+        return tuple(boot for boot in boots if boot is not None)
 
     @property
     def proofs(self) -> tuple[FileProof | None, ...]:
@@ -640,5 +644,5 @@ class FieldSources(Struct, frozen=True, kw_only=True):
         The location is a line number in the server's own document, and a JSON pointer in other documents. The document
         and the location are None if a rule sets the value.
         """
-        found: list[list[Any]] = json.loads(zlib.decompress(self.packed))
-        return found
+        lines: list[list[Any]] = json.loads(zlib.decompress(self.packed))
+        return lines
