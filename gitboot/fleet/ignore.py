@@ -16,7 +16,11 @@ from gitboot.fleet.yaml import Place
 from gitboot.model.scalars import quote_value
 from gitboot.problems import Code, Problem
 
-MAX_BYTES: Final = 64 * 1024
+IGNORE_FILE: Final = ".gitbootignore"
+MAX_BYTES: Final = 64 * 1024  # the maximum size of the file
+# the numbers of folders and of paths whose results are cached
+_MAX_FOLDERS: Final = 1024
+_MAX_PATHS: Final = 256 * 1024
 
 
 @lru_cache(maxsize=2)  # the cache has one entry for the accepted commit and one for the next commit
@@ -31,28 +35,24 @@ def parse_ignore_file(data: bytes) -> tuple[IgnorePatterns, tuple[IgnoreLine, ..
     return IgnorePatterns(patterns), tuple(malformed)
 
 
-_FOLDERS: Final = 1024
-_PATHS: Final = 256 * 1024
-
-
 class IgnorePatterns:
     """The patterns of a .gitbootignore file, with cached results."""
 
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self._automaton = _Automaton(patterns)
-        self._states_after = lru_cache(maxsize=_FOLDERS)(self._enter_folder)
-        self.is_ignored: Callable[[str], bool] = lru_cache(maxsize=_PATHS)(self._match_path)
+        self._states_after = lru_cache(maxsize=_MAX_FOLDERS)(self._enter_folder)
+        self.is_ignored: Callable[[str], bool] = lru_cache(maxsize=_MAX_PATHS)(self._match_path)
 
     def _match_path(self, path: str) -> bool:
-        # A path that ends with "/" is a folder.
+        """Return whether a path is ignored. A path that ends with "/" is a folder."""
         folder, slash, name = path.removesuffix("/").rpartition("/")
         states = self._states_after(folder) if slash else self._automaton.start
-        return states is None or self._automaton.is_ignored(
-            self._automaton.advance(states, name), is_folder=path.endswith("/")
-        )
+        if states is None:
+            return True
+        return self._automaton.is_ignored(self._automaton.advance(states, name), is_folder=path.endswith("/"))
 
     def _enter_folder(self, folder: str) -> int | None:
-        # None: the folder is ignored.
+        """Return the states at the start of the names in a folder, or None if the folder is ignored."""
         states = self._automaton.start
         for name in folder.split("/"):
             states = self._automaton.advance(states, name)
@@ -92,8 +92,10 @@ class _States:
                 self._add(token)
             state = self._add_state()
             self.ends.append(state)
-            self.file_ends += [state] * (not pattern.folders_only)
-            self.negations += [state] * pattern.is_negated
+            if not pattern.folders_only:
+                self.file_ends.append(state)
+            if pattern.is_negated:
+                self.negations.append(state)
 
     def _add(self, token: Token) -> None:
         match token:
@@ -102,7 +104,8 @@ class _States:
             case Star(crosses):
                 state = self._add_state()
                 self.stars.append(state)
-                self.crossing += [state] * crosses
+                if crosses:
+                    self.crossing.append(state)
             case AnyFolders():
                 self.entries.append(self._add_state())
                 self._add(Star(crosses=True))
@@ -124,8 +127,12 @@ class _Automaton:
             for byte in range(256):
                 if members >> byte & 1:
                     self._takes[byte] |= bits
-        self._stars, self._crossing, self._entries = map(_to_bits, (states.stars, states.crossing, states.entries))
-        self._ends, self._file_ends, self._negations = map(_to_bits, (states.ends, states.file_ends, states.negations))
+        self._stars = _to_bits(states.stars)
+        self._crossing = _to_bits(states.crossing)
+        self._entries = _to_bits(states.entries)
+        self._ends = _to_bits(states.ends)
+        self._file_ends = _to_bits(states.file_ends)
+        self._negations = _to_bits(states.negations)
         self._at_name = self._add_skipped_states(_to_bits(states.at_name))
         self.start = self._add_skipped_states(_to_bits(states.at_path)) | self._at_name
 
@@ -215,7 +222,7 @@ class Pattern(Struct, frozen=True, kw_only=True):
 
 def parse_pattern(text: bytes) -> Pattern:
     """Parse the pattern in a line. Raises `InvalidPattern` if Git would ignore the line."""
-    takes_in = text.startswith(b"!")
+    is_negated = text.startswith(b"!")
     text = text.removeprefix(b"!")
     if not text:
         raise InvalidPattern
@@ -224,7 +231,7 @@ def parse_pattern(text: bytes) -> Pattern:
     return Pattern(
         tokens=tuple(_parse_tokens(glob.removeprefix(b"/"), is_path)),
         is_path=is_path,
-        is_negated=takes_in,
+        is_negated=is_negated,
         folders_only=glob != text,
     )
 
@@ -272,13 +279,13 @@ def _parse_tokens(glob: bytes, is_path: bool) -> list[Token]:
 
 def _parse_members(parts: Iterable[bytes]) -> Bytes:
     members: Bytes = 0
-    for each in parts:
-        if each.startswith(b"[:"):
-            if (name := each[2:-2]) not in _CLASSES:
+    for part in parts:
+        if part.startswith(b"[:"):
+            if (name := part[2:-2]) not in _CLASSES:
                 raise InvalidPattern
             members |= _CLASSES[name]
         else:
-            plain = re.sub(rb"\\(.)", rb"\1", each, flags=re.DOTALL)
+            plain = re.sub(rb"\\(.)", rb"\1", part, flags=re.DOTALL)
             first, last = plain[0], plain[-1]  # the ends of a range, which are equal for a single byte
             if last < first:
                 raise InvalidPattern
@@ -287,7 +294,7 @@ def _parse_members(parts: Iterable[bytes]) -> Bytes:
 
 
 def _to_byte_set(members: Iterable[int]) -> Bytes:
-    return sum(1 << each for each in set(members))
+    return sum(1 << member for member in set(members))
 
 
 _CLASSES: Final[Mapping[bytes, Bytes]] = {
@@ -324,10 +331,10 @@ _IRREGULAR: Final = {
 
 def list_fleet_files(snapshot: Snapshot) -> Listing:
     """List the files of a revision, except dot-files, dot-folders, and the files that ``.gitbootignore`` matches."""
-    is_named, problems = _read_ignore_file(snapshot)
+    matches_pattern, problems = _read_ignore_file(snapshot)
 
     def is_ignored(path: str, *, is_folder: bool = False) -> bool:
-        return path.startswith(".") or "/." in path or is_named(f"{path}/" if is_folder else path)
+        return path.startswith(".") or "/." in path or matches_pattern(f"{path}/" if is_folder else path)
 
     irregular = tuple(
         path
@@ -335,17 +342,12 @@ def list_fleet_files(snapshot: Snapshot) -> Listing:
         if not is_ignored(path, is_folder=kind is Irregular.SUBMODULE)
     )
     problems += (build_problem(path, FILE_START, *_IRREGULAR[snapshot.irregular[path]]) for path in irregular)
-    return Listing(
-        tuple(sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not is_ignored(path))),
-        irregular,
-        tuple(problems),
-    )
-
-
-IGNORE_FILE: Final = ".gitbootignore"
+    documents = sorted(path for path in snapshot.blobs if path.endswith((".yaml", ".yml")) and not is_ignored(path))
+    return Listing(tuple(documents), irregular, tuple(problems))
 
 
 def _read_ignore_file(snapshot: Snapshot) -> tuple[Callable[[str], bool], list[Problem]]:
+    """Return a function that returns whether a pattern matches a path, and the problems of the file."""
     blob = snapshot.blobs.get(IGNORE_FILE)
     if blob is None:
         return _ignore_nothing, []

@@ -51,7 +51,7 @@ def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
     If the result would equal ``before``, return ``before`` itself. If keys are added, the keys of ``before`` must be
     sorted. The caller must not change ``before`` afterwards. A value must not be None.
     """
-    if all(before.get(key) == each for key, each in changed.items()) and not any(key in before for key in removed):
+    if all(before.get(key) == value for key, value in changed.items()) and not any(key in before for key in removed):
         return before
     return apply_changes(before, changed, removed)
 
@@ -60,23 +60,22 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
     """Return ``before`` with the changed values and without the removed keys. Do not check whether anything differs."""
     if not changed and not removed:
         return before
-    base, over, removed_keys = before, dict(changed), set[K]()
+    base, changed_values, removed_keys = before, dict(changed), set[K]()
     if isinstance(before, Overlay):
-        base, over, removed_keys = (
-            before.base,
-            {**before.changed_values, **changed},
-            before.removed_keys - changed.keys(),
-        )
+        base = before.base
+        changed_values = {**before.changed_values, **changed}
+        removed_keys = before.removed_keys - changed.keys()
     for key in removed:
-        over.pop(key, None)
+        changed_values.pop(key, None)
         if key in base:
             removed_keys.add(key)
     if not base:
-        return over if (order := sorted(over)) == list(over) else {key: over[key] for key in order}
-    added_keys = tuple(sorted(key for key in over if key not in base))
-    if len(over) + len(removed_keys) <= _find_max_changes(base):
-        return Overlay(base, over, removed_keys, added_keys)
-    flat = {**base, **over}
+        order = sorted(changed_values)
+        return changed_values if order == list(changed_values) else {key: changed_values[key] for key in order}
+    added_keys = tuple(sorted(key for key in changed_values if key not in base))
+    if len(changed_values) + len(removed_keys) <= _find_max_changes(base):
+        return Overlay(base, changed_values, removed_keys, added_keys)
+    flat = {**base, **changed_values}
     for key in removed_keys:
         del flat[key]
     return dict(sorted(flat.items())) if added_keys else flat
