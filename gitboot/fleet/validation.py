@@ -46,6 +46,20 @@ from gitboot.model.server import Server
 from gitboot.problems import Code, Problem
 from gitboot.text import find_similar
 
+_BATCH: Final = 128  # files
+# the maximum number of comparisons, each of which takes microseconds, to limit the time for many wrong names
+_MAX_COMPARISONS: Final = 50_000
+# the attributes of `FleetRepository`, by kind
+_ATTRIBUTES: Final = {
+    "Server": "servers",
+    "BootImage": "images",
+    "ImageStream": "streams",
+    "BootProfile": "profiles",
+    "BootPolicy": "policies",
+    "Maintenance": "maintenances",
+    "ImageSource": "image_sources",
+}
+
 
 class LoadedFile(Struct, frozen=True, kw_only=True):
     """The documents of one file, and the values that gitboot compares with the values of other files."""
@@ -136,20 +150,23 @@ def load_revision(
     listing = listing or list_files(snapshot, before)
     # Each file is read once to parse it, and often again to locate its problems.
     snapshot = structs.replace(snapshot, changed=None, read=lru_cache(maxsize=2)(snapshot.read))
-    cache, known = {} if cache is None else cache, before.files if before is not None else {}
-    blobs, blobs_before = snapshot.blobs, before.snapshot.blobs if before is not None else {}
-    found = {}
+    if cache is None:
+        cache = {}
+    known_files = before.files if before is not None else {}
+    blobs_before = before.snapshot.blobs if before is not None else {}
+    new_files = {}
     for path in listing.documents:
-        if (blob := blobs[path]) != blobs_before.get(path) or path not in known:
+        blob = snapshot.blobs[path]
+        if blob != blobs_before.get(path) or path not in known_files:
             if (parsed := cache.get(blob)) is None:
                 parsed = cache[blob] = read_blob(snapshot, blob, path)
-            found[path] = _load_file(path, blob, parsed)
+            new_files[path] = _load_file(path, blob, parsed)
     if before is not None and listing is before.listing:
-        files = {**known, **found}
+        files = {**known_files, **new_files}
     else:
-        files = {path: found[path] if path in found else known[path] for path in listing.documents}
+        files = {path: new_files[path] if path in new_files else known_files[path] for path in listing.documents}
     if templates := _find_yaml_templates(snapshot, files):
-        files = {path: each for path, each in files.items() if path not in templates}
+        files = {path: file for path, file in files.items() if path not in templates}
     batches = _build_batches(files.values(), before.batches if before is not None else ())
     repository: FleetRepository | InvalidRevision | None = None
     if not listing.problems:
@@ -177,25 +194,28 @@ def _has_api_group(snapshot: Snapshot, path: str) -> bool:
 
 
 def _load_file(path: str, blob: BlobId, parsed: ParsedBlob) -> LoadedFile:
-    named = tuple((Id(type(each).__name__, each.metadata.name), each) for _, each in parsed.resources)
-    servers = [each for _, each in named if isinstance(each, Server)]
-    bmcs = ((each.spec.bmc.address, each.spec.bmc.system) for each in servers if each.spec.bmc is not None)
+    resources: list[tuple[Id, Resource]] = []
+    origins: list[tuple[Id, Origin]] = []
+    references: set[Id] = set()
+    for index, resource in parsed.resources:
+        key = Id(type(resource).__name__, resource.metadata.name)
+        resources.append((key, resource))
+        origins.append((key, Origin(path, blob, index)))
+        references.update(Id(kind, name) for kind, name, _ in list_references(resource))
+    servers = [resource for _, resource in resources if isinstance(resource, Server)]
+    bmcs = [server.spec.bmc for server in servers if server.spec.bmc is not None]
+    identities = (identity for server in servers for identity in list_identities(server))
     return LoadedFile(
         blob=blob,
         parsed=parsed,
-        resources=named,
-        origins=tuple(
-            (key, Origin(path, blob, index)) for (key, _), (index, _) in zip(named, parsed.resources, strict=True)
-        ),
-        references=tuple(sorted({Id(kind, name) for _, each in named for kind, name, _ in list_references(each)})),
-        identities=tuple(f"{each.kind} {each.normalized}" for server in servers for each in list_identities(server)),
-        bmcs=tuple((normalize_bmc_address(address, None)[0], system is not None) for address, system in bmcs),
+        resources=tuple(resources),
+        origins=tuple(origins),
+        references=tuple(sorted(references)),
+        identities=tuple(f"{identity.kind} {identity.normalized}" for identity in identities),
+        bmcs=tuple((normalize_bmc_address(bmc.address, None)[0], bmc.system is not None) for bmc in bmcs),
         has_problems=bool(parsed.problems or parsed.unread) or any(map(_has_empty_reports, servers)),
         has_only_servers=parsed.has_only_servers,
     )
-
-
-_BATCH: Final = 128  # the number of files in one batch
 
 
 def _build_batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> tuple[FileBatch, ...]:
@@ -203,29 +223,32 @@ def _build_batches(files: Iterable[LoadedFile], before: Iterable[FileBatch]) -> 
 
     If a batch has the same files as the batch at the same position in ``before``, reuse that batch.
     """
-    left, known, found = iter(files), iter(before), []
-    while successive := tuple(islice(left, _BATCH)):
-        old = next(known, None)
-        is_same = old is not None and len(old.files) == len(successive) and all(map(is_, old.files, successive))
-        found.append(old if old is not None and is_same else _build_batch(successive))
-    return tuple(found)
+    remaining_files, old_batches, batches = iter(files), iter(before), []
+    while batch_files := tuple(islice(remaining_files, _BATCH)):
+        old = next(old_batches, None)
+        if old is not None and len(old.files) == len(batch_files) and all(map(is_, old.files, batch_files)):
+            batches.append(old)
+        else:
+            batches.append(_build_batch(batch_files))
+    return tuple(batches)
 
 
 def _build_batch(files: tuple[LoadedFile, ...]) -> FileBatch:
     resources: defaultdict[str, dict[str, Resource]] = defaultdict(dict)
-    for key, resource in chain.from_iterable(each.resources for each in files):
+    for key, resource in chain.from_iterable(file.resources for file in files):
         resources[key.kind][key.name] = resource
-    identities_of_all = frozenset(chain.from_iterable(each.identities for each in files))
-    is_unique = sum(map(len, resources.values())) == sum(len(each.resources) for each in files)
-    is_unique = is_unique and len(identities_of_all) == sum(len(each.identities) for each in files)
+    identities = frozenset(chain.from_iterable(file.identities for file in files))
+    has_unique_names = sum(map(len, resources.values())) == sum(len(file.resources) for file in files)
+    has_unique_identities = len(identities) == sum(len(file.identities) for file in files)
+    is_unique = has_unique_names and has_unique_identities
     return FileBatch(
         files=files,
         resources=resources,
-        origins=dict(chain.from_iterable(each.origins for each in files)),
-        references=frozenset(chain.from_iterable(each.references for each in files)),
-        identities=identities_of_all,
-        bmcs=frozenset(chain.from_iterable(each.bmcs for each in files)),
-        has_problems=not is_unique or any(each.has_problems for each in files),
+        origins=dict(chain.from_iterable(file.origins for file in files)),
+        references=frozenset(chain.from_iterable(file.references for file in files)),
+        identities=identities,
+        bmcs=frozenset(chain.from_iterable(file.bmcs for file in files)),
+        has_problems=not is_unique or any(file.has_problems for file in files),
     )
 
 
@@ -251,42 +274,31 @@ def _build_valid_repository(
         return None
     resources: dict[str, dict[str, Resource]] = {kind: {} for kind in KINDS}
     origins: dict[Id, Origin] = {}
-    for each in batches:
-        origins.update(each.origins)
-        for kind, found in each.resources.items():
-            resources[kind].update(found)
-    named = frozenset[Id]().union(*(each.references for each in batches))
+    for batch in batches:
+        origins.update(batch.origins)
+        for kind, of_kind in batch.resources.items():
+            resources[kind].update(of_kind)
+    references = frozenset[Id]().union(*(batch.references for batch in batches))
     if (
-        len(origins) != sum(len(each.origins) for each in batches)
+        len(origins) != sum(len(batch.origins) for batch in batches)
         or len(resources["Fleet"]) != 1
-        or any(key.kind != "file" and key.name not in resources[key.kind] for key in named)
+        or any(key.kind != "file" and key.name not in resources[key.kind] for key in references)
     ):
         return None
     # These checks passed for `before`, so they pass again if all of their inputs are the same.
-    checked = [(each.identities, each.bmcs) for each in before.batches] if before is not None else None
-    if [(each.identities, each.bmcs) for each in batches] != checked and not _has_unique_identities(batches):
+    checked = [(batch.identities, batch.bmcs) for batch in before.batches] if before is not None else None
+    if [(batch.identities, batch.bmcs) for batch in batches] != checked and not _has_unique_identities(batches):
         return None
-    contents = _read_contents(snapshot, sorted(key.name for key in named if key.kind == "file"), before)
+    contents = _read_contents(snapshot, sorted(key.name for key in references if key.kind == "file"), before)
     return None if contents is None else _build_repository(snapshot, resources, origins, contents)
 
 
 def _has_unique_identities(batches: Sequence[FileBatch]) -> bool:
     """Return whether no servers share an identity, and all or no servers of each BMC name a system."""
-    identities = frozenset[str]().union(*(each.identities for each in batches))
-    bmcs = frozenset[tuple[str, bool]]().union(*(each.bmcs for each in batches))
+    identities = frozenset[str]().union(*(batch.identities for batch in batches))
+    bmcs = frozenset[tuple[str, bool]]().union(*(batch.bmcs for batch in batches))
     addresses = {address for address, _ in bmcs}
-    return len(identities) == sum(len(each.identities) for each in batches) and len(addresses) == len(bmcs)
-
-
-_ATTRIBUTES: Final = {
-    "Server": "servers",
-    "BootImage": "images",
-    "ImageStream": "streams",
-    "BootProfile": "profiles",
-    "BootPolicy": "policies",
-    "Maintenance": "maintenances",
-    "ImageSource": "image_sources",
-}
+    return len(identities) == sum(len(batch.identities) for batch in batches) and len(addresses) == len(bmcs)
 
 
 def _build_repository(
@@ -317,7 +329,7 @@ def _sort_by_name(resources: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_contents(snapshot: Snapshot, paths: Iterable[str], before: LoadedRevision | None) -> dict[str, bytes] | None:
-    # The result is None if a file is missing or gitboot must not use it.
+    """Return the contents of files, or None if a file is missing or gitboot must not use it."""
     known = before.repository.files if before is not None else {}
     blobs_before = before.snapshot.blobs if before is not None else {}
     contents: dict[str, bytes] = {}
@@ -335,6 +347,7 @@ def _read_contents(snapshot: Snapshot, paths: Iterable[str], before: LoadedRevis
 
 
 def _read_referenced_file(snapshot: Snapshot, path: str) -> bytes:
+    """Return the content of a file. Raises `Malformed` if gitboot must not use the file."""
     try:
         data = snapshot.read(snapshot.blobs[path])
     except Oversized as error:
@@ -358,19 +371,15 @@ def _validate_files(
     for path, each in files.items():
         draft.add(path, each.parsed)
     if "Fleet" not in draft.unread.kinds and not any(key.kind == "Fleet" for key in draft.list_known_ids()):
-        draft.problems.append(
-            build_problem("fleet.yaml", FILE_START, Code.NO_FLEET, "the repository has no document of kind Fleet")
-        )
-    for find in (
-        _find_second_fleets,
-        _find_duplicate_identities,
-        _find_ambiguous_bmcs,
-        _find_empty_reports,
-        _find_dangling_references,
-    ):
-        draft.remarks += find(draft)
-    found, more = build_problems(draft.remarks, snapshot.read)
-    problems = select_first([*listing.problems, *draft.problems, *found], draft.more + more)
+        message = "the repository has no document of kind Fleet"
+        draft.problems.append(build_problem("fleet.yaml", FILE_START, Code.NO_FLEET, message))
+    draft.remarks += _find_second_fleets(draft)
+    draft.remarks += _find_duplicate_identities(draft)
+    draft.remarks += _find_ambiguous_bmcs(draft)
+    draft.remarks += _find_empty_reports(draft)
+    draft.remarks += _find_dangling_references(draft)
+    remark_problems, more = build_problems(draft.remarks, snapshot.read)
+    problems = select_first([*listing.problems, *draft.problems, *remark_problems], draft.more + more)
     if not problems:
         return draft.build_repository()
     complete = draft.find_complete_ids()
@@ -378,7 +387,7 @@ def _validate_files(
     if not draft.list_kind(Fleet):
         incomplete_kinds.add("Fleet")
     return InvalidRevision(
-        problems=tuple(problems),
+        problems=problems,
         well_formed=draft.build_repository(),
         complete=draft.build_repository(complete),
         incomplete_kinds=frozenset(incomplete_kinds),
@@ -409,17 +418,21 @@ def _find_duplicate_identities(draft: Draft) -> Iterator[Remark]:
     for key, server in draft.list_kind(Server):
         for identity in list_identities(server):
             holder, held = first.setdefault((identity.kind, identity.normalized), (key, identity))
-            if held is not identity:
-                is_own = holder == key
-                yield Remark(
-                    spot=draft.spot(key, identity.path),
-                    code=Code.DUPLICATE_IDENTITY,
-                    message=partial(_describe_duplicate, identity, "this server" if is_own else str(holder), held),
-                    hint=_OWN_DUPLICATE_HINTS.get(identity.kind, "correct or remove one of the two values")
-                    if is_own
-                    else "correct the wrong value, or remove the document of a machine that no longer exists",
-                    other=draft.spot(holder, held.path),
-                )
+            if held is identity:
+                continue
+            if holder == key:
+                holder_name = "this server"
+                hint = _OWN_DUPLICATE_HINTS.get(identity.kind, "correct or remove one of the two values")
+            else:
+                holder_name = str(holder)
+                hint = "correct the wrong value, or remove the document of a machine that no longer exists"
+            yield Remark(
+                spot=draft.spot(key, identity.path),
+                code=Code.DUPLICATE_IDENTITY,
+                message=partial(_describe_duplicate, identity, holder_name, held),
+                hint=hint,
+                other=draft.spot(holder, held.path),
+            )
 
 
 def _describe_duplicate(identity: Identity, holder: str, other: Identity, place: str) -> str:
@@ -470,13 +483,12 @@ def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
                 except Malformed as error:
                     yield Remark(spot=spot, code=error.code, message=error.message)
             elif kind == "file" and not draft.may_contain(name):
+                fallback = "add the file, or write its path relative to the fleet's root"
                 yield Remark(
                     spot=spot,
                     code=Code.UNKNOWN_REFERENCE,
                     message=f"there is no file {quote_value(name)}",
-                    hint=partial(
-                        names.hint, kind, name, "add the file, or write its path relative to the fleet's root"
-                    ),
+                    hint=partial(names.hint, kind, name, fallback),
                 )
             elif kind != "file" and Id(kind, name) not in known and not draft.unread.may_include(kind, name):
                 yield Remark(
@@ -487,18 +499,16 @@ def _find_dangling_references(draft: Draft) -> Iterator[Remark]:
                 )
 
 
-# the maximum number of comparisons, each of which takes microseconds, to limit the time for many wrong names
-_COMPARISONS: Final = 50_000
-
-
 class _NameHints:
+    """A search for names that are similar to a wrong name."""
+
     def __init__(self, ids: Iterable[Id], files: Collection[str]) -> None:
         self._names: defaultdict[str, Collection[str]] = defaultdict(list, file=files)
-        for kind, each in groupby(sorted(ids), key=lambda key: key.kind):
-            self._names[kind] = [key.name for key in each]
+        for kind, ids_of_kind in groupby(sorted(ids), key=lambda key: key.kind):
+            self._names[kind] = [key.name for key in ids_of_kind]
         self._names["ImageSource"] = [*self._names["ImageSource"], *BUILT_IN_SOURCES]
         self._near: dict[tuple[str, str], str | None] = {}
-        self._comparisons_left = _COMPARISONS
+        self._comparisons_left = _MAX_COMPARISONS
 
     def hint(self, kind: str, name: str, fallback: str) -> str:
         if (kind, name) not in self._near and self._comparisons_left > 0:
@@ -554,7 +564,7 @@ class Draft:
 
     def list_kind(self, kind: type[Resource]) -> list[tuple[Id, Any]]:
         """Return the resources of a kind, sorted by name."""
-        return sorted((key, found) for key, found in self.resources.items() if key.kind == kind.__name__)
+        return sorted((key, resource) for key, resource in self.resources.items() if key.kind == kind.__name__)
 
     def list_known_ids(self) -> set[Id]:
         """Return all resources, even malformed ones, because references to malformed resources are not problems."""
@@ -704,12 +714,12 @@ def _find_values(value: Any, steps: tuple[tuple[str, str], ...], at: Path) -> It
     if not steps:
         yield value, at
         return
-    (name, alias), *_ = steps
+    name, alias = steps[0]
     if name == "*":
-        for step, each in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _find_values(each, steps[1:], (*at, step))
-    elif (found := getattr(value, name, None)) is not None:
-        yield from _find_values(found, steps[1:], (*at, alias))
+        for step, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _find_values(item, steps[1:], (*at, step))
+    elif (field_value := getattr(value, name, None)) is not None:
+        yield from _find_values(field_value, steps[1:], (*at, alias))
 
 
 def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository:
@@ -719,7 +729,7 @@ def load(snapshot: Snapshot, cache: ParseCache | None = None) -> FleetRepository
 
     ``cache`` contains the blobs that earlier calls have parsed. gitboot does not parse these blobs again.
     """
-    found = load_revision(snapshot, cache)
-    if isinstance(found, InvalidRevision):
-        raise InvalidRepository(found.problems)
-    return found.repository
+    loaded = load_revision(snapshot, cache)
+    if isinstance(loaded, InvalidRevision):
+        raise InvalidRepository(loaded.problems)
+    return loaded.repository

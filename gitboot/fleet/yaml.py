@@ -35,9 +35,12 @@ from gitboot.fleet.revision import MAX_FILE_BYTES
 from gitboot.model.scalars import Path, Step
 from gitboot.problems import Code, Problem, Severity
 
-MAX_FILE_DOCUMENTS = 32 * 1024
-MAX_DOCUMENT_BYTES = 1024 * 1024
-MAX_DEPTH = 64  # the maximum depth of nested lists and mappings
+MAX_FILE_DOCUMENTS: Final = 32 * 1024
+MAX_DOCUMENT_BYTES: Final = 1024 * 1024
+MAX_DEPTH: Final = 64  # the maximum depth of nested lists and mappings
+MAX_SHOWN: Final = 100  # the maximum number of problems that gitboot shows for each file
+# one more than gitboot shows; the last problem determines the location of the message about further problems
+MAX_KEPT: Final = MAX_SHOWN + 1
 
 
 class Quoted(str):
@@ -89,22 +92,10 @@ _LINE_FEED = re.compile("\n")
 _T = TypeVar("_T")
 
 
-MAX_SHOWN: Final = 100  # the maximum number of problems that gitboot shows for each file
-# one more than gitboot shows; the last problem determines the location of the message about further problems
-MAX_KEPT: Final = MAX_SHOWN + 1
-
-
 def parse(data: bytes, path: str) -> Parsed:
     """Parse a file, and return the valid YAML documents and the problems of invalid documents. Skip empty documents."""
-    code, hint, message = Code.FILE_TOO_LARGE, "split the file into several files", ""
-    if len(data) > MAX_FILE_BYTES:
-        message = f"the file is {len(data):,} bytes long; the limit is {MAX_FILE_BYTES:,}"
-    elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
-        message = f"the file has more than {MAX_FILE_DOCUMENTS:,} documents"
-    elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
-        code, hint, message = Code.NOT_UTF8, "save the file as UTF-8", "the file is UTF-16 or UTF-32"
-    if message:
-        return Parsed((), (Problem(path=path, line=1, column=1, code=code, message=message, hint=hint),), 0, None)
+    if (problem := _find_file_problem(data, path)) is not None:
+        return Parsed((), (problem,), 0, None)
     documents: list[Document] = []
     unread: list[bytes] = []
     problems: list[Problem] = []
@@ -122,6 +113,20 @@ def parse(data: bytes, path: str) -> Parsed:
         more += reader.more + len(problems[MAX_KEPT:])
         del problems[MAX_KEPT:]
     return Parsed(tuple(documents), tuple(sorted(problems)), more, tuple(unread))
+
+
+def _find_file_problem(data: bytes, path: str) -> Problem | None:
+    """Return the problem because of which gitboot does not read a file, or None if gitboot reads the file."""
+    code, hint = Code.FILE_TOO_LARGE, "split the file into several files"
+    if len(data) > MAX_FILE_BYTES:
+        message = f"the file is {len(data):,} bytes long; the limit is {MAX_FILE_BYTES:,}"
+    elif data.count(b"\n---") > MAX_FILE_DOCUMENTS:
+        message = f"the file has more than {MAX_FILE_DOCUMENTS:,} documents"
+    elif data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+        code, hint, message = Code.NOT_UTF8, "save the file as UTF-8", "the file is UTF-16 or UTF-32"
+    else:
+        return None
+    return Problem(path=path, line=1, column=1, code=code, message=message, hint=hint)
 
 
 def locate(data: bytes, index: int, path: Path, *, key: bool = False) -> Place:
@@ -181,10 +186,10 @@ def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
 
     Raises `KeyError` if there is no scalar at the path.
     """
-    *_, (_, at) = _follow_path(_read_layout(data, index).root, path)
-    if at.end is None:
+    _, spot = _follow_path(_read_layout(data, index).root, path)[-1]
+    start, end = spot.start, spot.end
+    if end is None:
         raise KeyError(path)
-    start, end = at.start, at.end
     return _edit_document(data, index, lambda text_before: f"{text_before[:start]}{text}{text_before[end:]}")
 
 
@@ -194,24 +199,36 @@ def insert_field(data: bytes, index: int, after: Path, name: str, value: str | M
     The value of the new field is a plain scalar or a mapping of plain scalars. All other bytes stay the same. Raises
     KeyError if the path does not lead to a scalar in a mapping, or if the mapping has the field already.
     """
-    *_, (above_at, above), (key_at, at) = _follow_path(_read_layout(data, index).root, after)
-    if not isinstance(above.items, dict) or name in above.items or at.end is None:
+    positions = _follow_path(_read_layout(data, index).root, after)
+    if len(positions) < 2:
         raise KeyError(name)
-    end = at.end
+    (mapping_key_at, mapping), (key_at, scalar) = positions[-2:]
+    end = scalar.end
+    if not isinstance(mapping.items, dict) or name in mapping.items or end is None:
+        raise KeyError(name)
 
-    def insert(text: str) -> str:
-        if text[above.start] == "{":
-            flow = value if isinstance(value, str) else f"{{{', '.join(f'{key}: {value[key]}' for key in value)}}}"
-            return f"{text[:end]}, {name}: {flow}{text[end:]}"
-        column, step = _measure_indent(text, key_at), _measure_indent(text, key_at) - _measure_indent(text, above_at)
+    def insert_in_flow_mapping(text: str) -> str:
+        flow = value
+        if not isinstance(flow, str):
+            flow = f"{{{', '.join(f'{key}: {item}' for key, item in flow.items())}}}"
+        return f"{text[:end]}, {name}: {flow}{text[end:]}"
+
+    def insert_lines(text: str) -> str:
+        indent = _measure_indent(text, key_at)
+        step = indent - _measure_indent(text, mapping_key_at) or 2
+        if isinstance(value, str):
+            lines = [f"{' ' * indent}{name}: {value}"]
+        else:
+            lines = [f"{' ' * indent}{name}:"]
+            lines += [f"{' ' * (indent + step)}{key}: {item}" for key, item in value.items()]
         line_end = "\r\n" if "\r\n" in text else "\n"
-        below = {} if isinstance(value, str) else value
-        first = f"{'':{column}}{name}:{f' {value}' if isinstance(value, str) else ''}"
-        lines = [first, *(f"{'':{column + (step or 2)}}{key}: {below[key]}" for key in below)]
         # A block scalar ends at the start of the next line. After any other scalar, there may be a comment.
         here = end if text[end - 1] == "\n" else text.find("\n", end) + 1 or len(text)
         before = text[:here] if text[:here].endswith("\n") else f"{text}{line_end}"
         return f"{before}{''.join(f'{line}{line_end}' for line in lines)}{text[here:]}"
+
+    def insert(text: str) -> str:
+        return insert_in_flow_mapping(text) if text[mapping.start] == "{" else insert_lines(text)
 
     return _edit_document(data, index, insert)
 
@@ -220,19 +237,19 @@ def _measure_indent(text: str, offset: int) -> int:
     return offset - text.rfind("\n", 0, offset) - 1
 
 
-def _follow_path(root: Spot, path: Path) -> Iterator[tuple[int, Spot]]:
-    """Yield the positions of the key and of the value, for the root and for each step of a path.
+def _follow_path(root: Spot, path: Path) -> list[tuple[int, Spot]]:
+    """Return the positions of the key and of the value, for the root and for each step of a path.
 
     Raises KeyError if a step does not exist.
     """
-    found = root.start, root
-    yield found
+    positions = [(root.start, root)]
     for step in path:
-        below = _find_item(found[1], step)
+        _, spot = positions[-1]
+        below = _find_item(spot, step)
         if below is None:
             raise KeyError(step)
-        found = below
-        yield found
+        positions.append(below)
+    return positions
 
 
 def _edit_document(data: bytes, index: int, edit: Callable[[str], str]) -> bytes:
@@ -635,10 +652,8 @@ def select_first(problems: Iterable[Problem], more: Mapping[str, int] | None = N
         shown += group[:MAX_SHOWN]
         count = len(group[MAX_SHOWN:]) + (more.get(path, 0) if severity is Severity.ERROR else 0)
         if count > 0:
-            one, several = (
-                "1 more problem in the rest of this file is not shown",
-                f"{count:,} more problems in the rest of this file are not shown",
-            )
-            message, code = one if count == 1 else several, Code.TOO_MANY_PROBLEMS
+            message, code = f"{count:,} more problems in the rest of this file are not shown", Code.TOO_MANY_PROBLEMS
+            if count == 1:
+                message = "1 more problem in the rest of this file is not shown"
             shown.append(structs.replace(group[:MAX_KEPT][-1], code=code, message=message, hint=code.hint))
     return tuple(sorted(shown))
