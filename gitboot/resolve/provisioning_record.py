@@ -241,34 +241,19 @@ def _is_newer(
     return _has_new_serve(ledger_record, published_record)
 
 
-class _Progress(NamedTuple):
-    """The values of a record that never decrease.
+def _measure_progress(record: Record | None) -> tuple[bool, int, int, datetime, datetime, datetime, bool]:
+    """Return the values of a record that never decrease.
 
     If the other values are equal, a pending server becomes provisioned only because a commit lowers its number.
     """
-
-    has_record: bool
-    offered: int
-    taken_back: int
-    provisioned_at: datetime
-    last_run_at: datetime
-    last_evidence_at: datetime
-    is_provisioned: bool
-
-
-def _measure_progress(record: Record | None) -> _Progress:
     beginning = datetime.min.replace(tzinfo=UTC)
     if record is None:
-        return _Progress(False, 0, 0, beginning, beginning, beginning, False)
-    return _Progress(
-        has_record=True,
-        offered=record.offered,
-        taken_back=record.taken_back,
-        provisioned_at=record.provisioned_at or beginning,
-        last_run_at=max((run.at for run in record.runs.values()), default=beginning),
-        last_evidence_at=max((_last_evidence_time(attempt) for attempt in record.attempts), default=beginning),
-        is_provisioned=record.provision is not None,
-    )
+        return False, 0, 0, beginning, beginning, beginning, False
+    provisioned_at = record.provisioned_at or beginning
+    last_run_at = max((run.at for run in record.runs.values()), default=beginning)
+    last_evidence_at = max((_last_evidence_time(attempt) for attempt in record.attempts), default=beginning)
+    is_provisioned = record.provision is not None
+    return True, record.offered, record.taken_back, provisioned_at, last_run_at, last_evidence_at, is_provisioned
 
 
 def _has_new_serve(ledger_record: Record | None, published_record: Record) -> bool:
