@@ -60,13 +60,13 @@ def parse_user_data_format(value: object) -> str:
 
     ``Ignition/3.x`` includes the minor version of the specification.
     """
-    found = text(value)
-    if found not in _FORMATS:
+    format = text(value)
+    if format not in _FORMATS:
         hint = f"write one of {', '.join(_FORMATS)}"
-        if found.startswith("Ignition"):
+        if format.startswith("Ignition"):
             hint = "gitboot supports Ignition/3.0 to Ignition/3.6; convert an older document with ign-converter"
-        raise Malformed(Code.CHOICE, f"expected a user data format, found {quote_value(found)}", hint)
-    return found
+        raise Malformed(Code.CHOICE, f"expected a user data format, found {quote_value(format)}", hint)
+    return format
 
 
 FormatField = Annotated[str, Scalar(parse_user_data_format, {"type": "string", "enum": list(_FORMATS)})]
@@ -98,7 +98,7 @@ class Signature:
 
     @check
     def _check_kind(self) -> None:
-        if sum(each is not None for each in (self.openpgp, self.minisign, self.sigstore)) != 1:
+        if sum(signature is not None for signature in (self.openpgp, self.minisign, self.sigstore)) != 1:
             raise Malformed(
                 Code.COMBINATION,
                 "expected exactly one of `openpgp`, `minisign` or `sigstore`",
@@ -253,26 +253,25 @@ class Artifacts:
 
     @check
     def _check_loader_signatures(self) -> None:
-        others = ((name, getattr(self, name)) for name in ("rootfs", "iso", "loader"))
-        wrong = next((name for name, each in others if each is not None and each.loader_signature is not None), None)
-        if wrong is not None:
-            raise Malformed(
-                Code.COMBINATION,
-                f"the {wrong} has a loaderSignature, but iPXE does not verify this file",
-                "remove this loaderSignature; only a kernel, an initrd or a uki can have one",
-                (wrong, "loaderSignature"),
-            )
-        named = (((name,), getattr(self, name)) for name in ("kernel", "uki"))
-        names: list[tuple[Path, Artifact]] = [(path, each) for path, each in named if each is not None]
-        names += [(("initrds", number), initrd) for number, initrd in enumerate(self.initrds)]
-        lacking = [path for path, artifact in names if artifact.loader_signature is None]
-        if lacking and len(lacking) < len(names):
+        signed: list[Path] = []
+        unsigned: list[Path] = []
+        for path, artifact in self.files():
+            if path[0] in ("kernel", "uki", "initrds"):
+                (signed if artifact.loader_signature is not None else unsigned).append(path)
+            elif artifact.loader_signature is not None:
+                raise Malformed(
+                    Code.COMBINATION,
+                    f"the {path[0]} has a loaderSignature, but iPXE does not verify this file",
+                    "remove this loaderSignature; only a kernel, an initrd or a uki can have one",
+                    (*path, "loaderSignature"),
+                )
+        if signed and unsigned:
             raise Malformed(
                 Code.COMBINATION,
                 "only some of the files have a loaderSignature, so iPXE would boot the other files without "
                 "verifying them",
                 "sign the kernel, each initrd and the uki, or remove loaderSignature from all of them",
-                lacking[0],
+                unsigned[0],
             )
 
     def files(self) -> Iterator[tuple[Path, Artifact]]:

@@ -51,6 +51,7 @@ BUILT_IN_SOURCES: Final = (
 
 # Templates
 
+# the placeholders with examples, with which a template becomes a text that gitboot can check
 _PLACEHOLDERS: Final = {
     "version": "1.2.3",
     "channel": "stable",
@@ -62,11 +63,15 @@ _PLACEHOLDERS: Final = {
     "name": "file",
 }
 _PLACEHOLDER: Final = re.compile(r"\{([^{}]*)\}")
+_URL_PLACEHOLDERS: Final = ("version", "channel", "arch", "base", "major", "minor")
+_ARGUMENT_PLACEHOLDERS: Final = ("version", "channel", "major", "minor")  # all architectures have the same arguments
+_KEY: Final = re.compile(r"[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}|RW[A-Za-z0-9+/]{54}")
 
 
 def _check_placeholders(value: object, allowed: Collection[str]) -> str:
-    found = parse_nonempty(value)
-    for match in _PLACEHOLDER.finditer(found):
+    """Return a template. Raises `Malformed` if it contains a placeholder that is not allowed."""
+    template = parse_nonempty(value)
+    for match in _PLACEHOLDER.finditer(template):
         if match[1] not in allowed:
             words = ", ".join(f"{{{name}}}" for name in allowed)
             raise Malformed(
@@ -74,15 +79,12 @@ def _check_placeholders(value: object, allowed: Collection[str]) -> str:
                 f"the placeholder {quote_value(match[0])} is not allowed here",
                 format_suggestion(match[1], allowed, f"use {words}"),
             )
-    return found
+    return template
 
 
 def fill_template(template: str, values: Mapping[str, str]) -> str:
     """Replace each placeholder in a template with its value. Keep all other text in braces."""
     return _PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), template)
-
-
-_URL_PLACEHOLDERS: Final = ("version", "channel", "arch", "base", "major", "minor")
 
 
 def parse_url_template(value: object) -> str:
@@ -103,16 +105,13 @@ def parse_derived_url_template(value: object) -> str:
 
 
 def _parse_url_template(value: object, allowed: Collection[str]) -> str:
-    found = _check_placeholders(value, allowed)
-    filled = fill_template(found, _PLACEHOLDERS)
-    if re.fullmatch(r"oci://[a-z0-9.:/_-]+", filled):
-        return found
-    require(not filled.startswith("assets:"), found, Code.URL, "an http, https or oci URL", "write https://…")
-    parse_artifact_url(filled)
-    return found
-
-
-_ARGUMENT_PLACEHOLDERS: Final = ("version", "channel", "major", "minor")  # all architectures have the same arguments
+    template = _check_placeholders(value, allowed)
+    url = fill_template(template, _PLACEHOLDERS)
+    if re.fullmatch(r"oci://[a-z0-9.:/_-]+", url):
+        return template
+    require(not url.startswith("assets:"), template, Code.URL, "an http, https or oci URL", "write https://…")
+    parse_artifact_url(url)
+    return template
 
 
 def parse_name_template(value: object) -> str:
@@ -120,21 +119,18 @@ def parse_name_template(value: object) -> str:
 
 
 def parse_match_template(value: object) -> str:
-    found = _check_placeholders(value, ("version", "channel", "arch"))
+    template = _check_placeholders(value, ("version", "channel", "arch"))
     return require(
-        found.count("{version}") == 1,
-        found,
+        template.count("{version}") == 1,
+        template,
         Code.SOURCE_TEMPLATE,
         "a template with {version}",
         "write `{version}` exactly once, in place of the version number",
     )
 
 
-_KEY: Final = re.compile(r"[0-9A-Fa-f]{40}|[0-9A-Fa-f]{64}|RW[A-Za-z0-9+/]{54}")
-
-
 def parse_key_fingerprint(value: object) -> str:
-    found = require_match(
+    key = require_match(
         value,
         _KEY,
         Code.SOURCE_KEY,
@@ -142,7 +138,7 @@ def parse_key_fingerprint(value: object) -> str:
         "copy the second line of the minisign public key file, or the full fingerprint that `gpg --show-keys FILE` "
         "prints, without spaces",
     )
-    return found if found.startswith("RW") else found.upper()
+    return key if key.startswith("RW") else key.upper()
 
 
 def parse_argument_template(value: object) -> str:
@@ -150,9 +146,9 @@ def parse_argument_template(value: object) -> str:
 
     The new images keep Jinja2 expressions such as {{ image.artifacts.iso.url }}.
     """
-    found = text(value)
-    _check_placeholders(re.sub(r"\{\{.{0,200}?\}\}", "", found) or "x", _ARGUMENT_PLACEHOLDERS)
-    return parse_kernel_argument(found)
+    argument = text(value)
+    _check_placeholders(re.sub(r"\{\{.{0,200}?\}\}", "", argument) or "x", _ARGUMENT_PLACEHOLDERS)
+    return parse_kernel_argument(argument)
 
 
 _SCHEMA: Final = {"type": "string", "minLength": 1}
@@ -338,8 +334,8 @@ class SourceFiles:
     def list_files(self) -> Iterator[tuple[Path, SourceFile]]:
         """Yield each file, and the path of the field that contains the file."""
         for name in ("kernel", "rootfs", "uki", "iso"):
-            if (found := getattr(self, name)) is not None:
-                yield (name,), found
+            if (file := getattr(self, name)) is not None:
+                yield (name,), file
         for number, initrd in enumerate(self.initrds):
             yield ("initrds", number), initrd
 
@@ -424,8 +420,7 @@ class ImageSourceSpec:
         default_factory=dict,
         alias="baseURLs",
         description="A base URL for each architecture. {base} stands for this URL, which may contain {version}, "
-        "{channel} and "
-        "{arch}. Default: none.",
+        "{channel} and {arch}. Default: none.",
     )
     releases: ReleaseIndex = Field(description="The index that lists releases.")
     described_by: FilesIndex | None = Field(
@@ -440,9 +435,8 @@ class ImageSourceSpec:
     keys: tuple[KeyFingerprint, ...] = Field(
         default=(),
         description="The keys whose signatures gitboot accepts: full fingerprints of OpenPGP keys, or public keys "
-        "of minisign. gitboot "
-        "ships the keys of the built-in sources. Other keys come from --image-keys, never from the fleet. Default: the "
-        "vendor does not sign files.",
+        "of minisign. gitboot ships the keys of the built-in sources. Other keys come from --image-keys, never from "
+        "the fleet. Default: the vendor does not sign files.",
     )
     image: SourceImage = Field(
         default_factory=SourceImage,
@@ -513,11 +507,12 @@ class ImageSourceSpec:
 
 
 def _list_templates(value: Any) -> Iterator[str]:
+    """Yield all texts in a structure."""
     if isinstance(value, str):
         yield str(value)
     elif isinstance(value, tuple):
-        for each in value:
-            yield from _list_templates(each)
+        for item in value:
+            yield from _list_templates(item)
     elif hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
             yield from _list_templates(getattr(value, name))

@@ -27,8 +27,8 @@ def build_schema(kind: type) -> dict[str, Any]:
     field. Therefore, the schema also allows numbers in fields that gitboot reads as text.
     """
     definitions: dict[str, Any] = {}
-    found = build_structure_schema(kind, definitions)
-    return {"$schema": _DIALECT, "title": kind.__name__, **found, "$defs": definitions}
+    schema = build_structure_schema(kind, definitions)
+    return {"$schema": _DIALECT, "title": kind.__name__, **schema, "$defs": definitions}
 
 
 def build_any_document_schema() -> dict[str, Any]:
@@ -61,13 +61,13 @@ def build_structure_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, 
     """Return the JSON Schema of a structure. Extend ``definitions`` with the definitions that the schema refers to."""
     properties = {}
     for field in list_fields(kind):
-        found = _build_value_schema(field.type, definitions)
-        definition = definitions.get(found.get("$ref", "").rpartition("/")[2], {})
+        schema = _build_value_schema(field.type, definitions)
+        definition = definitions.get(schema.get("$ref", "").rpartition("/")[2], {})
         if field.description and field.description != definition.get("description"):
-            found["description"] = field.description
+            schema["description"] = field.description
         if field.min_length:
-            found["minItems" if found["type"] == "array" else "minProperties"] = field.min_length
-        properties[field.alias] = found
+            schema["minItems" if schema["type"] == "array" else "minProperties"] = field.min_length
+        properties[field.alias] = schema
     required = [field.alias for field in list_fields(kind) if field.is_required]
     return {
         "type": "object",
@@ -94,10 +94,9 @@ def _build_value_schema(kind: Any, definitions: dict[str, Any]) -> dict[str, Any
     if origin is Annotated:
         return dict(arguments[1].schema)
     if origin in (Union, UnionType):
-        is_word_or_structure = get_origin(arguments[0]) is Literal
-        return {
-            "oneOf" if is_word_or_structure else "anyOf": [_build_value_schema(each, definitions) for each in arguments]
-        }
+        # a value cannot be both a word and a structure
+        keyword = "oneOf" if get_origin(arguments[0]) is Literal else "anyOf"
+        return {keyword: [_build_value_schema(argument, definitions) for argument in arguments]}
     if origin is tuple:
         return {"type": "array", "items": _build_value_schema(arguments[0], definitions)}
     if origin is dict:

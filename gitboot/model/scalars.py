@@ -52,8 +52,8 @@ def text(value: object) -> str:
 
 def require_match(value: object, pattern: re.Pattern[str], code: Code, expected_form: str, hint: str) -> str:
     """Return the source text of a scalar. Raises `Malformed` unless the pattern matches the complete text."""
-    found = text(value)
-    return require(pattern.fullmatch(found), found, code, expected_form, hint)
+    scalar = text(value)
+    return require(pattern.fullmatch(scalar), scalar, code, expected_form, hint)
 
 
 def require(condition: object, value: str, code: Code, expected_form: str, hint: str) -> str:
@@ -64,9 +64,9 @@ def require(condition: object, value: str, code: Code, expected_form: str, hint:
 
 
 def parse_nonempty(value: object) -> str:
-    if not (found := text(value)):
+    if not (scalar := text(value)):
         raise Malformed(Code.EMPTY, "expected text, found an empty value")
-    return found
+    return scalar
 
 
 # Identities
@@ -79,15 +79,16 @@ _MAC: Final = re.compile(
 
 def parse_mac(value: object) -> MacAddress:
     """Parse a MAC address in any case, with colons, hyphens, dots or no separators. Reject group addresses."""
-    found = text(value)
-    if (is_mac := _MAC.fullmatch(found)) is None:
-        _reject_infiniband(found)
-    require(is_mac, found, Code.MAC, "a MAC address", "write the address in the form 52:54:00:12:34:56")
-    digits = found.lower().replace(":", "").replace("-", "").replace(".", "")
+    address = text(value)
+    match = _MAC.fullmatch(address)
+    if match is None:
+        _reject_infiniband(address)
+    require(match, address, Code.MAC, "a MAC address", "write the address in the form 52:54:00:12:34:56")
+    digits = address.lower().replace(":", "").replace("-", "").replace(".", "")
     if int(digits[1], 16) & 1:
         raise Malformed(
             Code.MAC,
-            f"{quote_value(found)} is a multicast address, which cannot belong to an interface",
+            f"{quote_value(address)} is a multicast address, which cannot belong to an interface",
             "copy the address from the interface",
         )
     if digits == "000000000000":
@@ -127,11 +128,11 @@ _UUID: Final = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGN
 def parse_uuid(value: object) -> SystemUuid:
     """Parse an SMBIOS system UUID in upper or lower case."""
     hint = "write the UUID as `dmidecode -s system-uuid` prints it: 4c4c4544-0034-4a10-8056-b9c04f4d3732"
-    found = require_match(value, _UUID, Code.UUID, "a system UUID", hint)
-    lower = found.lower()
+    uuid = require_match(value, _UUID, Code.UUID, "a system UUID", hint)
+    lower = uuid.lower()
     if len(set(lower)) == 2:  # only zeros or only f: "not present" and "not set" in SMBIOS 7.2.1
         raise Malformed(
-            Code.UUID, f"{quote_value(found)} means that the firmware has no UUID", "set a UUID in the firmware"
+            Code.UUID, f"{quote_value(uuid)} means that the firmware has no UUID", "set a UUID in the firmware"
         )
     return SystemUuid(lower)
 
@@ -342,8 +343,8 @@ _SHORT_IPV6: Final = re.compile(f"(?!::ffff:){_GROUPS}::{_GROUPS}")
 
 def parse_interface_address(value: object) -> str:
     """Parse an IP address, optionally with a prefix length: 10.12.0.13/24, fd00:12::13/64."""
-    found = text(value)
-    host, slash, prefix = found.partition("/")
+    scalar = text(value)
+    host, slash, prefix = scalar.partition("/")
     address: str | None
     if _IPV4.fullmatch(host):
         address, max_length = host, 32  # an IPv4 address has only one notation
@@ -352,7 +353,7 @@ def parse_interface_address(value: object) -> str:
     is_prefix = INTEGER.fullmatch(prefix) and address is not None and int(prefix) <= max_length
     require(
         address is not None and "%" not in host and (is_prefix or not slash),
-        found,
+        scalar,
         Code.ADDRESS,
         "an IP address, with or without a prefix length",
         "write the address in the form 10.12.0.13/24 or fd00:12::13/64",
@@ -370,13 +371,13 @@ def _parse_ipv6(host: str) -> str | None:
 
 
 def parse_network(value: object) -> str:
-    found = text(value)
+    network = text(value)
     try:
-        return str(ip_network(found))
+        return str(ip_network(network))
     except ValueError as error:
         raise Malformed(
             Code.ADDRESS,
-            f"expected a network, found {quote_value(found)}",
+            f"expected a network, found {quote_value(network)}",
             "write the network without host bits, for example 10.9.0.0/24",
         ) from error
 
@@ -391,22 +392,22 @@ def parse_integer(value: object) -> int:
 
 
 def parse_positive(value: object) -> int:
-    found = parse_integer(value)
-    if found == 0:
+    number = parse_integer(value)
+    if number == 0:
         raise Malformed(Code.COUNT, "expected a whole number of at least 1, found 0", "write 1 or more")
-    return found
+    return number
 
 
 def parse_signed(value: object) -> int:
-    found = text(value)
-    return -parse_integer(found[1:]) if found.startswith("-") and found != "-0" else parse_integer(found)
+    scalar = text(value)
+    return -parse_integer(scalar[1:]) if scalar.startswith("-") and scalar != "-0" else parse_integer(scalar)
 
 
 def parse_percent(value: object) -> int:
-    found = parse_integer(value)
-    if found > 100:
-        raise Malformed(Code.COUNT, f"expected a percentage from 0 to 100, found {found}")
-    return found
+    number = parse_integer(value)
+    if number > 100:
+        raise Malformed(Code.COUNT, f"expected a percentage from 0 to 100, found {number}")
+    return number
 
 
 _COUNT_OR_PERCENT: Final = re.compile(r"[1-9][0-9]{0,8}|(?:[1-9][0-9]?|100)%")
@@ -431,30 +432,30 @@ INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]
 
 def parse_instant(value: object) -> datetime:
     """Parse an RFC 3339 time with an offset and whole seconds, and return the time in UTC."""
-    found = text(value)
+    scalar = text(value)
     hint = "write the time with its offset: 2026-11-20T22:00:00Z or 2026-11-20T23:00:00+01:00"
-    if re.fullmatch(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:[Zz]|[+-]\d\d:\d\d)", found):
+    if re.fullmatch(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d[.,]\d+(?:[Zz]|[+-]\d\d:\d\d)", scalar):
         hint = "remove the fractional seconds"
-        raise Malformed(Code.INSTANT, f"expected a time in whole seconds, found {quote_value(found)}", hint)
-    if not INSTANT.fullmatch(found):
-        raise Malformed(Code.INSTANT, f"expected a time with an offset, found {quote_value(found)}", hint)
+        raise Malformed(Code.INSTANT, f"expected a time in whole seconds, found {quote_value(scalar)}", hint)
+    if not INSTANT.fullmatch(scalar):
+        raise Malformed(Code.INSTANT, f"expected a time with an offset, found {quote_value(scalar)}", hint)
     try:
-        return datetime.fromisoformat(found.upper()).astimezone(UTC)
+        return datetime.fromisoformat(scalar.upper()).astimezone(UTC)
     except (ValueError, OverflowError) as error:
-        raise Malformed(Code.INSTANT, f"{quote_value(found)} is not a valid time: {error}", hint) from error
+        raise Malformed(Code.INSTANT, f"{quote_value(scalar)} is not a valid time: {error}", hint) from error
 
 
 def parse_duration_text(value: object) -> str:
     """Check that a text is a duration without a sign, such as 2h, 30m or 1d12h, and return the text."""
-    found = text(value)
+    scalar = text(value)
     hint = "write numbers with units, such as 3d, 12h or 1d12h"
     try:
-        duration = parse_duration(found)
+        duration = parse_duration(scalar)
     except OverflowError:
-        raise Malformed(Code.DURATION, f"the duration {quote_value(found)} is too long", hint) from None
-    if duration is None or found.strip()[0] in "+-":
-        raise Malformed(Code.DURATION, f"expected a duration, found {quote_value(found)}", hint)
-    return found
+        raise Malformed(Code.DURATION, f"the duration {quote_value(scalar)} is too long", hint) from None
+    if duration is None or scalar.strip()[0] in "+-":
+        raise Malformed(Code.DURATION, f"expected a duration, found {quote_value(scalar)}", hint)
+    return scalar
 
 
 SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -473,8 +474,8 @@ _FINGERPRINT: Final = re.compile(":*(?:[0-9A-Fa-f]:*){64}")
 def parse_fingerprint(value: object) -> Digest:
     """Parse a certificate's SHA-256 fingerprint in any case, with or without colons, as openssl and BMCs print it."""
     hint = "copy the fingerprint that `openssl x509 -noout -fingerprint -sha256` prints for the certificate"
-    found = require_match(value, _FINGERPRINT, Code.DIGEST, "a certificate's SHA-256 fingerprint", hint)
-    return Digest(found.replace(":", "").lower())
+    fingerprint = require_match(value, _FINGERPRINT, Code.DIGEST, "a certificate's SHA-256 fingerprint", hint)
+    return Digest(fingerprint.replace(":", "").lower())
 
 
 # URLs
@@ -494,30 +495,30 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
 
     A fragment of an http(s) URL names a file in an archive.
     """
-    found = _parse_url_text(value)
-    oci = OCI.fullmatch(found)
-    if found.startswith("assets:"):
-        is_below = {"", ".", ".."}.isdisjoint(found.removeprefix("assets:").split("/"))
+    url = _parse_url_text(value)
+    oci = OCI.fullmatch(url)
+    if url.startswith("assets:"):
+        is_below = {"", ".", ".."}.isdisjoint(url.removeprefix("assets:").split("/"))
         return ArtifactUrl(
-            require(is_below, found, Code.URL, "a path below the base URL", "write assets:DIR/FILE, without '..'")
+            require(is_below, url, Code.URL, "a path below the base URL", "write assets:DIR/FILE, without '..'")
         )
     if oci is None:
-        _require_no_zone(found)
+        _require_no_zone(url)
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
-        require(_is_http_url(found), found, Code.URL, "an artifact URL", hint)
+        require(_is_http_url(url), url, Code.URL, "an artifact URL", hint)
         hint = "use #PATH only after a .tar, .tar.gz, .tgz, .tar.xz, .txz or .zip file, without '..' in PATH"
-        is_whole_file = "#" not in found
-        require(is_whole_file or split_member_url(found), found, Code.URL, "the URL of a file in an archive", hint)
-        return ArtifactUrl(found)
+        is_whole_file = "#" not in url
+        require(is_whole_file or split_member_url(url), url, Code.URL, "the URL of a file in an archive", hint)
+        return ArtifactUrl(url)
     if oci["tag"] is not None or oci["digest"] is None:
         # A tag may name a different image later, and an image consists of several files.
         image = f"oci://{oci['host']}/{oci['repository']}:{oci['tag'] or 'TAG'}"
         raise Malformed(
             Code.OCI_TAG,
-            f"expected an artifact URL with a file digest instead of a tag, found {found}",
+            f"expected an artifact URL with a file digest instead of a tag, found {url}",
             f"copy the output of `gitboot artifacts resolve {quote_words(image)}`",
         )
-    return ArtifactUrl(found)
+    return ArtifactUrl(url)
 
 
 ARCHIVE_SUFFIXES: Final = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".zip")
@@ -537,31 +538,31 @@ def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
 
     An IPv6 zone (RFC 6874) names an interface of one host. Only URLs that gitboot itself opens may contain a zone.
     """
-    found = _parse_url_text(value)
+    url = _parse_url_text(value)
     if not allow_zone:
-        _require_no_zone(found)
-    is_base = _is_http_url(found) and "?" not in found and "#" not in found
+        _require_no_zone(url)
+    is_base = _is_http_url(url) and "?" not in url and "#" not in url
     hint = "write http://HOST[:PORT][/PATH], without ? or #"
-    return require(is_base, found, Code.URL, "an http or https URL", hint).rstrip("/")
+    return require(is_base, url, Code.URL, "an http or https URL", hint).rstrip("/")
 
 
 def parse_hook_url(value: object) -> str:
     """Parse an http(s) URL that gitboot requests before a maintenance."""
-    found = _parse_url_text(value)
-    _require_no_zone(found)
-    is_url = _is_http_url(found) and "#" not in found
-    return require(is_url, found, Code.URL, "an http or https URL", "write https://HOST[:PORT]/PATH, without '#'")
+    url = _parse_url_text(value)
+    _require_no_zone(url)
+    is_url = _is_http_url(url) and "#" not in url
+    return require(is_url, url, Code.URL, "an http or https URL", "write https://HOST[:PORT]/PATH, without '#'")
 
 
 def parse_bmc_address(value: object) -> str:
     """Parse the address of a BMC: an http(s) URL for Redfish, or ipmi://HOST[:PORT]."""
     if not text(value).lower().startswith("ipmi:"):
         return parse_base_url(value, allow_zone=True)
-    found = _parse_url_text(value)
-    parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", found, re.IGNORECASE)
+    url = _parse_url_text(value)
+    parsed = re.fullmatch(r"ipmi://([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::([1-9][0-9]{0,4}))?/?", url, re.IGNORECASE)
     is_host = parsed is not None and int(parsed[2] or 623) <= 65535
     hint = "write ipmi://HOST or ipmi://HOST:PORT"
-    return require(is_host, found, Code.URL, "a BMC's IPMI address", hint).rstrip("/")
+    return require(is_host, url, Code.URL, "a BMC's IPMI address", hint).rstrip("/")
 
 
 # printable ASCII without spaces; every loader passes these characters on unchanged
@@ -569,18 +570,18 @@ _URL_TEXT: Final = re.compile(r"[!-~]+")
 
 
 def _parse_url_text(value: object) -> str:
-    found = text(value)
-    is_plain = _URL_TEXT.fullmatch(found) and set("\"'<>\\^`{|}").isdisjoint(found)
-    require(is_plain, found, Code.URL, "a URL in plain ASCII", "percent-encode spaces, quotes and non-ASCII characters")
+    url = text(value)
+    is_plain = _URL_TEXT.fullmatch(url) and set("\"'<>\\^`{|}").isdisjoint(url)
+    require(is_plain, url, Code.URL, "a URL in plain ASCII", "percent-encode spaces, quotes and non-ASCII characters")
     try:
-        parts = urlsplit(found)
+        parts = urlsplit(url)
         if not re.fullmatch(r"(?:[^.]{1,63}(?:\.[^.]{1,63})*\.?)?", parts.hostname or ""):  # the labels that DNS allows
             raise ValueError
-        credentials = "@" in parts.netloc and not found.startswith("oci:")
+        credentials = "@" in parts.netloc and not url.startswith("oci:")
     except ValueError:
         raise Malformed(
             Code.URL,
-            f"expected a URL, found {quote_value(found)}",
+            f"expected a URL, found {quote_value(url)}",
             "check the host; use brackets only around an IPv6 address",
         ) from None
     if credentials:
@@ -589,7 +590,7 @@ def _parse_url_text(value: object) -> str:
             "a URL must not contain a user name or a password, because gitboot publishes the URL",
             "remove the user name and password, and restrict the mirror by client network instead",
         )
-    return found
+    return url
 
 
 def _require_no_zone(url: str) -> None:
@@ -619,11 +620,11 @@ NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a
 
 def parse_name(value: object) -> Name:
     """Parse a DNS-1123 subdomain, the form of Kubernetes object names."""
-    found = text(value)
+    name = text(value)
     return Name(
         require(
-            len(found) <= 253 and NAME.fullmatch(found),
-            found,
+            len(name) <= 253 and NAME.fullmatch(name),
+            name,
             Code.NAME,
             "a name (DNS-1123 subdomain)",
             "use at most 253 lower-case letters, digits, '-' and '.', with a letter or digit at both ends",
@@ -647,10 +648,10 @@ _LABEL_HINT: Final = (
 
 def parse_label_key(value: object) -> str:
     """Parse a Kubernetes label key, which consists of an optional DNS prefix and a name."""
-    found = text(value)
-    prefix, slash, name = found.rpartition("/")
+    key = text(value)
+    prefix, slash, name = key.rpartition("/")
     has_prefix = not slash or (len(prefix) <= 253 and NAME.fullmatch(prefix))
-    return require(LABEL_NAME.fullmatch(name) and has_prefix, found, Code.LABEL, "a label's key", _LABEL_HINT)
+    return require(LABEL_NAME.fullmatch(name) and has_prefix, key, Code.LABEL, "a label's key", _LABEL_HINT)
 
 
 def parse_label_value(value: object) -> str:
@@ -672,16 +673,17 @@ def parse_variable_name(value: object) -> str:
 
 def parse_variable(value: object) -> str | bool:
     """Return unquoted ``true`` and ``false`` as booleans, which templates can test, and other scalars as text."""
-    found, is_plain = text(value), type(value) is str  # a quoted value has the type `Quoted`
-    return found == "true" if is_plain and found in ("true", "false") else found
+    scalar = text(value)
+    is_plain = type(value) is str  # a quoted value has the type `Quoted`
+    return scalar == "true" if is_plain and scalar in ("true", "false") else scalar
 
 
 def parse_file_path(value: object) -> str:
     """Parse the path of a file in the repository, relative to the fleet's root."""
-    found = parse_nonempty(value)
+    path = parse_nonempty(value)
     return require(
-        not found.startswith("/") and "\\" not in found and {"", ".", ".."}.isdisjoint(found.split("/")),
-        found,
+        not path.startswith("/") and "\\" not in path and {"", ".", ".."}.isdisjoint(path.split("/")),
+        path,
         Code.FILE_PATH,
         "a path below the fleet's root",
         "write the path relative to the fleet's root, with '/' and without '.' or '..'",
@@ -693,10 +695,10 @@ AGE_SUFFIX: Final = ".age"  # the suffix of an encrypted file
 
 def parse_secret_path(value: object) -> str:
     """Parse the path of an age-encrypted file, whose suffix must show people that the file is encrypted."""
-    found = parse_file_path(value)
+    path = parse_file_path(value)
     return require(
-        found.endswith(AGE_SUFFIX),
-        found,
+        path.endswith(AGE_SUFFIX),
+        path,
         Code.FILE_PATH,
         f"the path of an encrypted file (*{AGE_SUFFIX})",
         "encrypt the file with `gitboot secret encrypt`, and never commit the unencrypted file",
@@ -716,12 +718,13 @@ def is_reserved_argument(argument: str) -> bool:
 
 def parse_kernel_argument(value: object) -> str:
     """Parse one kernel argument or its template: ``name``, ``name=value``, or ``-name`` to remove an argument."""
-    found = parse_nonempty(value)
-    if is_reserved_argument(found):
-        raise Malformed(Code.RESERVED_ARGUMENT, f"only gitboot or the boot loader may set {found.partition('=')[0]}=")
+    argument = parse_nonempty(value)
+    if is_reserved_argument(argument):
+        name = argument.partition("=")[0]
+        raise Malformed(Code.RESERVED_ARGUMENT, f"only gitboot or the boot loader may set {name}=")
     return require(
-        _ARGUMENT.fullmatch(found) and found.strip() == found,
-        found,
+        _ARGUMENT.fullmatch(argument) and argument.strip() == argument,
+        argument,
         Code.ARGUMENT,
         "one kernel argument on one line",
         "write one argument in each item: name, name=value, or -name to remove an argument",
@@ -733,10 +736,10 @@ LOCAL_DISK: Final = re.compile(r"Exit|Sanboot|NotFound|/EFI/[A-Za-z0-9._-]+(?:/[
 
 def parse_local_disk(value: object) -> str:
     """Parse how a loader boots from the local disk: Exit, Sanboot, NotFound, or the path of an EFI program."""
-    found = text(value)
+    scalar = text(value)
     return require(
-        LOCAL_DISK.fullmatch(found) and "/../" not in found,
-        found,
+        LOCAL_DISK.fullmatch(scalar) and "/../" not in scalar,
+        scalar,
         Code.CHOICE,
         "Exit, Sanboot, NotFound, or the path of an EFI program",
         "for an EFI program, write its path on the EFI system partition, such as /EFI/debian/shimx64.efi",
