@@ -20,6 +20,51 @@ if TYPE_CHECKING:
     from email.message import Message
 
 
+# Part types by the text at the beginning of the part. Source: cloudinit/handlers/__init__.py.
+_CONFIG: Final = "text/cloud-config"
+_JSON_PATCH: Final = "text/cloud-config-jsonp"
+_ARCHIVE: Final = "text/cloud-config-archive"
+_SCRIPT: Final = "text/x-shellscript"
+_PERIODIC_SCRIPTS: Final = (f"{_SCRIPT}-per-boot", f"{_SCRIPT}-per-instance", f"{_SCRIPT}-per-once")
+_BOOTHOOK: Final = "text/cloud-boothook"
+_JINJA: Final = "text/jinja2"
+_PART_HANDLER: Final = "text/part-handler"
+_TYPE_BY_HEADER: Final = {
+    "#include-once": "text/x-include-once-url",
+    "#include": "text/x-include-url",
+    "#cloud-config-archive": _ARCHIVE,
+    "#cloud-config-jsonp": _JSON_PATCH,
+    "#cloud-config": _CONFIG,
+    "#cloud-boothook": _BOOTHOOK,
+    "#part-handler": _PART_HANDLER,
+    "## template: jinja": _JINJA,
+    "#!": _SCRIPT,
+    **{script: script for script in _PERIODIC_SCRIPTS},
+}
+_INCLUDES: Final = frozenset({"text/x-include-url", "text/x-include-once-url"})
+_UNCHECKED: Final = frozenset({_SCRIPT, _BOOTHOOK, *_PERIODIC_SCRIPTS})
+_GZIP: Final = frozenset(
+    f"application/{name}"
+    for name in (
+        "gzip",
+        "gzip-compressed",
+        "gzipped",
+        "x-compress",
+        "x-compressed",
+        "x-gunzip",
+        "x-gzip",
+        "x-gzip-compressed",
+    )
+)
+_NOT_MULTIPART: Final = "text/x-not-multipart"
+_HEADER_HINT: Final = (
+    "begin the part with #cloud-config, #!, #cloud-boothook, #include, #part-handler, #cloud-config-archive or "
+    "## template: jinja"
+)
+# the maximum size of a decompressed part, which is also the maximum size of a rendered template
+_MAX_BYTES: Final = 1024 * 1024
+
+
 class CloudConfigs(NamedTuple):
     """The cloud-config documents that cloud-init reads from user data."""
 
@@ -38,42 +83,6 @@ def read_cloud_configs(text: str) -> CloudConfigs:
     return CloudConfigs(tuple(reader.configs), reader.is_complete)
 
 
-# Part types by the text at the beginning of the part. Source: cloudinit/handlers/__init__.py.
-_CONFIG: Final = "text/cloud-config"
-_JSON_PATCH: Final = "text/cloud-config-jsonp"
-_ARCHIVE: Final = "text/cloud-config-archive"
-_SCRIPT: Final = "text/x-shellscript"
-_BOOTHOOK: Final = "text/cloud-boothook"
-_JINJA: Final = "text/jinja2"
-_PART_HANDLER: Final = "text/part-handler"
-_TYPE_BY_HEADER: Final = {
-    "#include-once": "text/x-include-once-url",
-    "#include": "text/x-include-url",
-    "#cloud-config-archive": _ARCHIVE,
-    "#cloud-config-jsonp": _JSON_PATCH,
-    "#cloud-config": _CONFIG,
-    "#cloud-boothook": _BOOTHOOK,
-    "#part-handler": _PART_HANDLER,
-    "## template: jinja": _JINJA,
-    "#!": _SCRIPT,
-    **{f"{_SCRIPT}-per-{each}": f"{_SCRIPT}-per-{each}" for each in ("boot", "instance", "once")},
-}
-_INCLUDES: Final = frozenset({"text/x-include-url", "text/x-include-once-url"})
-_UNCHECKED: Final = frozenset({_SCRIPT, _BOOTHOOK, *(f"{_SCRIPT}-per-{each}" for each in ("boot", "instance", "once"))})
-_GZIP: Final = frozenset(
-    f"application/{name}"
-    for name in (
-        *("gzip", "gzip-compressed", "gzipped", "x-compress", "x-compressed"),
-        *("x-gunzip", "x-gzip", "x-gzip-compressed"),
-    )
-)
-_NOT_MULTIPART: Final = "text/x-not-multipart"
-_HEADER_HINT: Final = (
-    "begin the part with #cloud-config, #!, #cloud-boothook, #include, #part-handler, #cloud-config-archive or "
-    "## template: jinja"
-)
-
-
 class _Part(NamedTuple):
     name: str  # the name in error messages
     type: str
@@ -88,7 +97,7 @@ def _detect_type(payload: str | bytes, default: str) -> str:
     except UnicodeDecodeError:
         return default
     start = text.lstrip()[:64].lower()
-    return next((kind for header, kind in _TYPE_BY_HEADER.items() if start.startswith(header)), default)
+    return next((type for header, type in _TYPE_BY_HEADER.items() if start.startswith(header)), default)
 
 
 def _split_parts(text: str) -> Iterator[_Part]:
@@ -100,25 +109,20 @@ def _split_parts(text: str) -> Iterator[_Part]:
 
     try:
         message = email.message_from_string(text)
-        leaves = [each for each in message.walk() if each.get_content_maintype().lower() != "multipart"]
+        leaves = [part for part in message.walk() if part.get_content_maintype().lower() != "multipart"]
     except RecursionError:
         raise make_user_data_fault(
             "the MIME parts of the rendered user data are nested too deeply", "reduce the nesting"
         ) from None
     for number, leaf in enumerate(leaves, 1):
-        name, kind, payload = f"part {number}", leaf.get_content_type(), _decode_payload(leaf)
-        if kind in _GZIP:
-            kind, payload = "text/plain", _decompress(payload, name)
-        if kind in ("text/plain", "text/x-not-multipart", _SCRIPT):  # the content decides the type
-            kind = _detect_type(payload, kind)
+        name, type, payload = f"part {number}", leaf.get_content_type(), _decode_payload(leaf)
+        if type in _GZIP:
+            type, payload = "text/plain", _decompress(payload, name)
+        if type in ("text/plain", _NOT_MULTIPART, _SCRIPT):  # the content decides the type
+            type = _detect_type(payload, type)
         offset = text.find(payload) if isinstance(payload, str) and payload else -1
-        yield _Part(
-            name,
-            kind,
-            payload,
-            text.count("\n", 0, offset) + 1 if offset >= 0 else 0,
-            {key.lower(): str(value) for key, value in leaf.items()},
-        )
+        first_line = text.count("\n", 0, offset) + 1 if offset >= 0 else 0
+        yield _Part(name, type, payload, first_line, {key.lower(): str(value) for key, value in leaf.items()})
 
 
 def _decode_payload(part: Message) -> str | bytes:
@@ -126,10 +130,6 @@ def _decode_payload(part: Message) -> str | bytes:
     if isinstance(payload, bytes) and part.get_content_maintype() == "text":
         return payload.decode("utf-8", "surrogateescape")
     return b"" if payload is None else payload
-
-
-# the maximum size of a decompressed part, which is also the maximum size of a rendered template
-_MAX_BYTES: Final = 1024 * 1024
 
 
 def _decompress(payload: str | bytes, name: str) -> str:
@@ -167,8 +167,8 @@ class _Reader:
         if part.type in _INCLUDES:
             self.is_complete, self._has_handlers = False, True
         elif part.type == _ARCHIVE:
-            for each in _split_archive(part):
-                self._read_part(each)
+            for entry in _split_archive(part):
+                self._read_part(entry)
         else:
             self._read_part(part)
 
@@ -215,16 +215,18 @@ class _Reader:
         if body is None:
             self.is_complete = False
             return
-        kind = _detect_type(body, "")
-        if kind not in (_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK):
+        type = _detect_type(body, "")
+        if type not in (_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK):
             raise make_user_data_fault(
                 f"the template in {part.name} begins with {quote_value(_first_line(body))}, which cloud-init ignores",
                 "begin the second line with #cloud-config, #! or #cloud-boothook",
                 part.first_line and part.first_line + 1,
             )
-        if kind in (_CONFIG, _JSON_PATCH) and body == rest:  # without expressions, the machine reads exactly this text
+        if type not in (_CONFIG, _JSON_PATCH):
+            return
+        if body == rest:  # without expressions, the machine reads exactly this text
             self._read_config(part._replace(payload=body, first_line=part.first_line and part.first_line + 1))
-        elif kind in (_CONFIG, _JSON_PATCH):
+        else:
             self.is_complete = False
 
 
@@ -270,9 +272,8 @@ def parse_yaml(payload: str | bytes, document_name: str, first_line: int = 1) ->
         if exceeds_max_depth(text):
             raise make_user_data_fault(f"{document_name} is nested too deeply", "reduce the nesting", first_line)
         has_question_mark = "?" in text and ("[" in text or "{" in text or "? " in text or "?\n" in text)
-        loader: Any = (
-            yaml.SafeLoader(text) if has_question_mark or _NEEDS_PYTHON_PARSER.search(text) else yaml.CSafeLoader(text)
-        )
+        needs_python_parser = has_question_mark or _NEEDS_PYTHON_PARSER.search(text)
+        loader: Any = yaml.SafeLoader(text) if needs_python_parser else yaml.CSafeLoader(text)
         try:
             return loader.get_single_data()
         finally:
@@ -281,11 +282,14 @@ def parse_yaml(payload: str | bytes, document_name: str, first_line: int = 1) ->
         if isinstance(error, Malformed):
             raise
         message, line = describe_yaml_error(error, text)
-        where = f"line {first_line + line - 1} of {document_name}" if first_line and line else document_name
+        place, fault_line = document_name, 0
+        if first_line and line:
+            fault_line = first_line + line - 1
+            place = f"line {fault_line} of {document_name}"
         raise make_user_data_fault(
-            f"{where} is not YAML that cloud-init can read: {message}",
+            f"{place} is not YAML that cloud-init can read: {message}",
             "correct the template, and check its indentation and brackets",
-            first_line + line - 1 if first_line and line else 0,
+            fault_line,
         ) from None
 
 
@@ -298,7 +302,7 @@ def describe_yaml_error(error: Exception, text: str) -> tuple[str, int]:
         return str(getattr(error, "reason", None) or error).partition("\n")[0], 0
     mark, start_mark = error.problem_mark, error.context_mark
     # The parser reports an unclosed bracket or quote at the end of the text, but the author must fix the beginning.
-    if start_mark is not None and any(each in (error.context or "") for each in ("flow", "quoted")):
+    if start_mark is not None and any(word in (error.context or "") for word in ("flow", "quoted")):
         mark = start_mark
     line = find_line_number(text, mark) if mark is not None else 0
     return (error.problem or error.context or "").replace("\t", "\\t"), line
@@ -311,7 +315,7 @@ def find_line_number(text: str, mark: Any) -> int:
 
 def exceeds_max_depth(text: str) -> bool:
     """Return whether lists and mappings are nested so deeply that libyaml's recursion could overflow the stack."""
-    indicators = max(len(each[0]) for each in _INDICATORS.finditer(text))  # the maximum for each line
+    indicators = max(len(match[0]) for match in _INDICATORS.finditer(text))  # the maximum for each line
     if text.count("[") + text.count("{") + 2 * indicators < _MAX_DEPTH:
         return False
     depth = 0
@@ -336,43 +340,48 @@ def _check_merging(part: _Part, config: Mapping[Any, Any]) -> None:
         if setting is None:
             continue
         names = _parse_merger_names(setting)
-        wrong = None if names is None else next((name for name in names if name not in _MERGERS), None)
-        if names is None or wrong is not None:
+        if names is None:
             problem = f"the merge type in {part.name} is {quote_value(setting)}, which cloud-init cannot read"
-            if wrong is not None:
-                problem = f"the merge type in {part.name} contains {quote_value(wrong)}, which is not dict, list or str"
-            raise make_user_data_fault(
-                f"{problem}, so cloud-init ignores the part",
-                "write `merge_how: dict(replace)+list(append)+str()`, or a list of entries with `name` and `settings`",
-                part.first_line,
+        elif unknown := [name for name in names if name not in _MERGERS]:
+            problem = (
+                f"the merge type in {part.name} contains {quote_value(unknown[0])}, which is not dict, list or str"
             )
+        else:
+            continue
+        raise make_user_data_fault(
+            f"{problem}, so cloud-init ignores the part",
+            "write `merge_how: dict(replace)+list(append)+str()`, or a list of entries with `name` and `settings`",
+            part.first_line,
+        )
 
 
 def _parse_merger_names(setting: object) -> list[str] | None:
     """Return the names of the mergers without their prefix, or None if cloud-init cannot read them."""
+    names: list[str] = []
     if isinstance(setting, str):
-        words = [each for each in (name.lower().strip().replace("-", "_") for name in setting.split("+")) if each]
-        if not all(re.fullmatch(_MERGER, each) for each in words):
-            return None
-        names = [each.partition("(")[0] for each in words]
+        for word in setting.split("+"):
+            merger = word.lower().strip().replace("-", "_")
+            if merger and not _MERGER.fullmatch(merger):
+                return None
+            names.append(merger.partition("(")[0])
     elif isinstance(setting, Iterable):
-        names = []
-        for each in setting:
-            if isinstance(each, dict):
-                name = each.get("name") if "settings" in each else None
+        for entry in setting:
+            name = None
+            if isinstance(entry, dict) and "settings" in entry:
+                name = entry.get("name")
                 name = name.replace("-", "_").strip() if isinstance(name, str) else None
-            else:
-                name = each[0] if isinstance(each, list | str) and each else None
+            elif isinstance(entry, list | str) and entry:
+                name = entry[0]
             if not isinstance(name, str):
                 return None
             names.append(name)
     else:
         return None
-    return [each.removeprefix("m_") for each in names if each]
+    return [name.removeprefix("m_") for name in names if name]
 
 
-# JSON patches (RFC 6902).
-_OPERATIONS: Final = {
+# JSON patches (RFC 6902): the key that each operation requires, in addition to `path`.
+_REQUIRED_KEYS: Final = {
     "add": "value",
     "replace": "value",
     "test": "value",
@@ -394,13 +403,7 @@ def _check_patch(part: _Part) -> None:
             part.first_line,
         ) from None
     for operation in patch if isinstance(patch, list) else [patch]:
-        is_operation = isinstance(operation, dict) and isinstance(operation.get("path"), str)
-        required_key = _OPERATIONS.get(str(operation.get("op"))) if is_operation else None
-        if (
-            required_key is None
-            or required_key not in operation
-            or not re.fullmatch(r"|/.*", operation["path"], re.DOTALL)
-        ):
+        if not _is_patch_operation(operation):
             raise make_user_data_fault(
                 f"the JSON patch in {part.name} contains an element that is not an operation, so cloud-init ignores it",
                 'write operations such as {"op": "add", "path": "/hostname", "value": "web01"}',
@@ -408,10 +411,18 @@ def _check_patch(part: _Part) -> None:
             )
 
 
+def _is_patch_operation(operation: Any) -> bool:
+    if not isinstance(operation, dict) or not isinstance(operation.get("path"), str):
+        return False
+    required_key = _REQUIRED_KEYS.get(str(operation.get("op")))
+    return required_key in operation and re.fullmatch(r"|/.*", operation["path"], re.DOTALL) is not None
+
+
 # Archives. Source: cloudinit/user_data.py, `_explode_archive`.
+# The fields of an entry. All other fields are headers of the part.
 _ARCHIVE_FIELDS: Final = frozenset(
     {"content", "filename", "type", "launch-index", "content-disposition", "number-attachments", "content-type"}
-)  # fields of an entry; all other fields are headers of the part
+)
 
 
 def _split_archive(part: _Part) -> Iterator[_Part]:
@@ -424,25 +435,28 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         )
     for number, entry in enumerate(entries or (), 1):
         name = f"entry {number} of the archive in {part.name}"
-        found: Any = {"content": entry} if isinstance(entry, str) else entry
-        if not isinstance(found, dict):
+        fields: Any = {"content": entry} if isinstance(entry, str) else entry
+        if not isinstance(fields, dict):
             raise make_user_data_fault(
                 f"{name} is {quote_value(entry)}, which cloud-init ignores",
                 "write the entry as text or as a mapping",
                 part.first_line,
             )
-        content = found.get("content", "")
-        kind = found.get("type")
-        headers = {str(key): value for key, value in found.items() if str(key).lower() not in _ARCHIVE_FIELDS}
-        is_readable = isinstance(content, str | bytes) and all(isinstance(key, str) for key in found)
-        is_readable = is_readable and all(value is None or isinstance(value, str) for value in headers.values())
-        if not is_readable or not (not kind or (isinstance(kind, str) and "/" in kind)):
+        content, type = fields.get("content", ""), fields.get("type")
+        headers = {str(key): value for key, value in fields.items() if str(key).lower() not in _ARCHIVE_FIELDS}
+        is_readable = (
+            isinstance(content, str | bytes)
+            and all(isinstance(key, str) for key in fields)
+            and all(value is None or isinstance(value, str) for value in headers.values())
+            and (not type or (isinstance(type, str) and "/" in type))
+        )
+        if not is_readable:
             raise make_user_data_fault(
                 f"cloud-init stops at {name}: the entry's content or headers are not text, or its type "
                 "contains no slash",
                 "set `content` to the part's text, and `type` to a type such as text/cloud-config",
                 part.first_line,
             )
-        if not kind:
-            kind = _detect_type(content, _CONFIG if isinstance(content, str) else "application/octet-stream")
-        yield _Part(name, kind.lower(), content, 0, {str(key).lower(): str(value) for key, value in headers.items()})
+        if not type:
+            type = _detect_type(content, _CONFIG if isinstance(content, str) else "application/octet-stream")
+        yield _Part(name, type.lower(), content, 0, {str(key).lower(): str(value) for key, value in headers.items()})

@@ -205,7 +205,8 @@ _UNCLOSED_QUOTE: Final = (
 
 
 def _check_section(name: str, first_line: int, lines: Iterator[tuple[int, str]]) -> None:
-    has_appended, has_body = False, False
+    """Check the lines up to the end of a section, and consume these lines. Raises `Malformed`."""
+    has_appended = has_body = False
     for number, line in lines:
         word = _find_first_word(line)
         if word.startswith("%ksappend"):
@@ -291,23 +292,24 @@ def _find_line_fault(line: str) -> tuple[str, str] | None:
 
 
 def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | None:
+    """Return the fault in the arguments of a command or a section, or None if they are correct."""
     try:
-        found, others = _make_parser(options).parse_known_args(words)
-        if name == "%certificate" and not (found.dir or found.type):
+        values, others = _make_parser(options).parse_known_args(words)
+        if name == "%certificate" and not (values.dir or values.type):
             raise _OptionFault("the option --dir or --type is missing")
         if name == "%packages":
-            if found.default and found.nocore:
+            if values.default and values.nocore:
                 raise _OptionFault("--default and --nocore exclude each other")
-            for option, value in (("timeout", found.timeout), ("retries", found.retries)):
+            for option, value in (("timeout", values.timeout), ("retries", values.retries)):
                 if value is not None and not value.strip().lstrip("+-").isdecimal():
                     raise _OptionFault(f"--{option} needs a number")
     except _OptionFault as fault:
         return str(fault)
-    unknown = next((each for each in others if each.startswith("-") and each.strip("-")), None)
+    unknown = next((word for word in others if word.startswith("-") and word.strip("-")), None)
     if unknown is not None:
         return f"there is no option {unknown.partition('=')[0]}"
-    number = re.match(r"([0-9]+)\.\.([0-9]*)", options)
-    minimum, maximum = number.groups() if number is not None else ("0", "")
+    counts = re.match(r"([0-9]+)\.\.([0-9]*)", options)
+    minimum, maximum = counts.groups() if counts is not None else ("0", "")
     if maximum and len(others) > int(maximum):
         return f"{quote_value(others[int(maximum)])} is an extra argument"
     return "an argument is missing" if len(others) < int(minimum) else None
