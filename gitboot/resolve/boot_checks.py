@@ -219,48 +219,51 @@ def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]
     Only `gitboot doctor` and `gitboot bmc diff` can check whether the files have signatures.
     """
     server, shared = inputs.server, inputs.shared
-    own = Id("Server", server.metadata.name)
+    server_id, hardware = Id("Server", server.metadata.name), (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
     if server.spec.firmware is not Firmware.UEFI:
-        hint = f"remove secureBoot from {own}"
+        hint = f"remove secureBoot from {server_id}"
         if server.spec.secure_boot is None:
             hint = (
-                f"a `hardware` entry in Fleet/{shared.fleet.name} sets secureBoot; write secureBoot: false in {own}, "
-                "or change the entry's selector"
+                f"a `hardware` entry in Fleet/{shared.fleet.name} sets secureBoot; write secureBoot: false in "
+                f"{server_id}, or change the entry's selector"
             )
-        yield (
-            "secureBoot is true, but the firmware is BIOS, which does not support Secure Boot",
-            hint,
-            (own, ("spec", "firmware")),
-        )
+        message = "secureBoot is true, but the firmware is BIOS, which does not support Secure Boot"
+        yield message, hint, (server_id, ("spec", "firmware"))
         return
-    is_set_by_server = server.spec.loader is not None
-    place = (own, ("spec", "loader")) if is_set_by_server else (Id("Fleet", shared.fleet.name), ("spec", "hardware"))
+    place: Place = (server_id, ("spec", "loader")) if server.spec.loader is not None else hardware
     if inputs.loader is Loader.GRUB:
         yield (
             "Secure Boot is on, but DHCP names the unsigned GRUB that gitboot builds",
             "write loader: Shim, or remove the field `loader`",
             place,
         )
+    if server.spec.secure_boot is not None:
+        place = server_id, ("spec", "secureBoot")
     boots = [shared.boot, *(maintenance.boot for maintenance in shared.maintenances)]
-    profiles = [boot.profile for boot in boots if boot is not None]
-    if any(profile.spec.method is Method.PXE for profile in profiles):
-        field_place = (own, ("spec", "secureBoot")) if server.spec.secure_boot is not None else place
-        if inputs.loader is None:
-            yield (
-                "Secure Boot is on, but the Fleet's outputs do not include grub, so DHCP names an unsigned iPXE",
-                "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed",
-                field_place,
-            )
-        elif inputs.loader is Loader.SHIM and shared.base_url.startswith("https:"):
-            yield (
-                f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {shared.base_url}",
-                "use an http base URL, boot a signed uki with method: UefiHttp, or use a signed iPXE (loader: iPXE)",
-                field_place,
-            )
-    for profile in profiles:
+    pxe_profiles = [boot.profile for boot in boots if boot is not None and boot.profile.spec.method is Method.PXE]
+    if pxe_profiles and inputs.loader is None:
+        yield (
+            "Secure Boot is on, but the Fleet's outputs do not include grub, so DHCP names an unsigned iPXE",
+            "add grub to the Fleet's outputs, or write loader: iPXE if your iPXE is signed",
+            place,
+        )
+    elif pxe_profiles and inputs.loader is Loader.SHIM:
+        yield from _check_signed_grub(shared.base_url, pxe_profiles, place)
+
+
+def _check_signed_grub(
+    base_url: str, pxe_profiles: Iterable[BootProfile], place: Place
+) -> Iterator[tuple[str, str, Place]]:
+    """Yield a message, a hint and a place for each setting that does not work with the signed GRUB."""
+    if base_url.startswith("https:"):
+        yield (
+            f"Secure Boot is on, so GRUB boots the server, but GRUB cannot fetch from {base_url}",
+            "use an http base URL, boot a signed uki with method: UefiHttp, or use a signed iPXE (loader: iPXE)",
+            place,
+        )
+    for profile in pxe_profiles:
         templates, name = profile.spec.templates, profile.metadata.name
-        is_pxe = profile.spec.method is Method.PXE
-        if inputs.loader is Loader.SHIM and is_pxe and templates.ipxe is not None and templates.grub is None:
+        if templates.ipxe is not None and templates.grub is None:
             yield (
                 f"Secure Boot is on, so GRUB boots the server, but BootProfile/{name} has only an iPXE template",
                 "add templates.grub to the profile, or write loader: iPXE if your iPXE is signed",
@@ -418,18 +421,8 @@ def _check_boot(
     network_boot: NetworkBoot,
     reinstall: ReinstallMode,
 ) -> Iterator[DecisionFinding]:
-    image, skew, server_id = inputs.image, inputs.skew, Id("Server", server.metadata.name)
-    if image is not None and skew is not None and skew.mode is not SkewMode.NONE:
-        version = image.spec.version
-        if version_key(version) < version_key(skew.minimum_version):
-            stream = f"ImageStream/{inputs.profile.spec.stream} requires at least version {skew.minimum_version}"
-            yield DecisionFinding(
-                Code.SKEW,
-                f"BootImage/{image.metadata.name} is version {version}, but {stream}",
-                Code.SKEW.hint,
-                (inputs.chosen_by or server_id, inputs.chosen_at),
-                Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
-            )
+    server_id = Id("Server", server.metadata.name)
+    yield from _check_skew(inputs, server_id)
     if boot is None:
         return
     # A direct boot does not run a boot script, which could end a Continuous override.
@@ -456,6 +449,23 @@ def _check_boot(
             f"{resource} boots BootImage/{boot.image}, {reason}, but the server has no uuid",
             "set `uuid`; until you know it, set `lifecycle: Parked`, or boot an image that does not write to disk",
             (server_id, ("spec",)),
+        )
+
+
+def _check_skew(inputs: BootInputs, server_id: Id) -> Iterator[DecisionFinding]:
+    """Yield a finding if an image is older than its stream allows."""
+    image, skew = inputs.image, inputs.skew
+    if image is None or skew is None or skew.mode is SkewMode.NONE:
+        return
+    version = image.spec.version
+    if version_key(version) < version_key(skew.minimum_version):
+        stream = f"ImageStream/{inputs.profile.spec.stream} requires at least version {skew.minimum_version}"
+        yield DecisionFinding(
+            Code.SKEW,
+            f"BootImage/{image.metadata.name} is version {version}, but {stream}",
+            Code.SKEW.hint,
+            (inputs.chosen_by or server_id, inputs.chosen_at),
+            Severity.ERROR if skew.mode is SkewMode.ENFORCE else Severity.WARNING,
         )
 
 
