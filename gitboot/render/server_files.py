@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -366,6 +366,8 @@ def _build_state_summary(state: ServerState) -> dict[str, Any]:
 
 
 class _Rendering(NamedTuple):
+    """The files of one plan, with the values that the versions of these files need."""
+
     since: datetime | None  # None: the current plan
     files: Mapping[str, File]
     # for a boot that writes a disk: the files that an endpoint serves if it withholds the boot
@@ -456,6 +458,8 @@ def _render_named_files(
 
 
 class _WindowEnd(NamedTuple):
+    """The end of the window that is open now."""
+
     since: datetime
     new_files: Files  # the files of the server from this instant on
 
@@ -719,13 +723,9 @@ def render_page_files(
     changed_shards = members.keys() if changed is None else {page_shard(name) for name in changed}
     moved_shards = changed_shards
     if changed is not None and published_locations is not None:
-        moved_shards = {
-            page_shard(name) for name in find_differing_keys(published_locations.servers, locations.servers)
-        }
-    files = {
-        f"{PAGE}{name}": File(read_page_file(name), content_type) for name, content_type in PAGE_CONTENT_TYPES.items()
-    }
-    parts: dict[str, object] = {
+        moved_servers = find_differing_keys(published_locations.servers, locations.servers)
+        moved_shards = {page_shard(name) for name in moved_servers}
+    values: dict[str, object] = {  # the values in data scripts, by the name of the script
         "fleet": {
             "format": FORMAT,
             "commit": revision,
@@ -735,29 +735,32 @@ def render_page_files(
         }
     }
     for shard in sorted(changed_shards & members.keys()):
-        rows = [_build_row(servers[name]) for name in members[shard]]
-        parts[f"shard/{shard}"] = {"columns": _COLUMNS, "rows": [[row[name] for name in _COLUMNS] for row in rows]}
+        values[f"shard/{shard}"] = _build_shard([servers[name] for name in members[shard]])
     # For each server, the file of the Server document, and the number of lines above the document.
     for shard in sorted(moved_shards & members.keys()):
-        parts[f"location/{shard}"] = {name: list(locations.servers[name]) for name in members[shard]}
+        values[f"location/{shard}"] = {name: list(locations.servers[name]) for name in members[shard]}
     if changed is None or published_locations is None or published_locations.shared != locations.shared:
-        parts["location/shared"] = {
+        values["location/shared"] = {
             name: {"file": location.file, "lines": location.lines} for name, location in locations.shared.items()
         }
-    files |= {
-        f"{PAGE_DATA}{name}.js": File(render_data_script(name, encode_canonical(value)), SCRIPT)
-        for name, value in parts.items()
+    files = {
+        f"{PAGE}{name}": File(read_page_file(name), content_type) for name, content_type in PAGE_CONTENT_TYPES.items()
     }
+    for name, value in values.items():
+        files[f"{PAGE_DATA}{name}.js"] = File(render_data_script(name, encode_canonical(value)), SCRIPT)
+    removed_names = [f"shard/{shard}" for shard in changed_shards if shard not in members]
+    removed_names += [f"location/{shard}" for shard in moved_shards if shard not in members]
     return FileUpdates(
         files=files,
-        removed=frozenset(
-            f"{PAGE_DATA}{folder}/{shard}.js"
-            for folder, shards in {"shard": changed_shards, "location": moved_shards}.items()
-            for shard in shards
-            if shard not in members
-        ),
+        removed=frozenset(f"{PAGE_DATA}{name}.js" for name in removed_names),
         is_whole=changed is None,
     )
+
+
+def _build_shard(states: Iterable[ServerState]) -> dict[str, Any]:
+    """Return a table with one row for each server."""
+    rows = [_build_row(state) for state in states]
+    return {"columns": _COLUMNS, "rows": [[row[column] for column in _COLUMNS] for row in rows]}
 
 
 def _build_row(state: ServerState) -> dict[str, Any]:
