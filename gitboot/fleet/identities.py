@@ -49,6 +49,7 @@ class Identity(NamedTuple):
 
 
 def list_identities(server: Server) -> Iterator[Identity]:
+    """Yield all identities in a Server document, each with its path."""
     spec = server.spec
     # Boot loaders send a UUID in one of two byte orders, so both forms count as the same identity.
     if spec.uuid is not None:
@@ -98,9 +99,8 @@ def normalize_bmc_address(address: str, system: str | None) -> BmcPlace:
     parts = urlsplit(address)
     scheme, host = parts.scheme.lower(), _normalize_host(parts.hostname or "")
     port = "" if parts.port in (None, _PORTS[scheme]) else f":{parts.port}"
-    return f"{scheme}://{host}{port}{_normalize_path(parts.path)}", _normalize_path(
-        system
-    ) if system is not None else None
+    normalized_system = _normalize_path(system) if system is not None else None
+    return f"{scheme}://{host}{port}{_normalize_path(parts.path)}", normalized_system
 
 
 def _normalize_host(host: str) -> str:
