@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from posixpath import normpath
 from typing import Final, NamedTuple, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -42,46 +42,28 @@ def render_web_server_files(
     contains a first script is complete. ``base_urls`` are the URLs at which machines find ``boot/``. ``monitors`` are
     the networks that may read the signed list, in addition to the host of the mirror.
     """
-    scripts = sorted(path for path in shared_paths if publication_stage(path) is Stage.FIRST_SCRIPTS)
-    # None: there is no file that shows whether a copy is complete.
-    script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
-    script_path = script.removeprefix(BOOT) if script is not None else None
     prefixes = sorted({urlsplit(url).path.rstrip("/") for url in base_urls}, key=lambda path: (-len(path), path))
-    by_cache_control = _group_by_key((kind.delivery.cache_control, kind) for kind in _COPIED_KINDS)
-    # Groups of path kinds with the same headers. None: the content type depends on the file name.
-    kinds_by_delivery = _group_by_key(
-        ((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _COPIED_KINDS
-    )
-    endings_by_type = _group_by_key((type, ending) for ending, type in ARTIFACT_TYPES.items())
-    replacements = {
-        "nginx_maps": _render_nginx_maps(outputs),
-        "nginx_prefixes": _render_nginx_prefixes(prefixes),
-        "nginx_deliveries": "".join(
-            f'    "~^/(?:{_join_expressions(kinds)})$" "{cache_control}";\n'
-            for cache_control, kinds in by_cache_control.items()
-        ),
-        "nginx_aliases": _render_nginx_locations(outputs),
-        "nginx_files": "".join(_render_nginx_files(*key, kinds) for key, kinds in kinds_by_delivery.items()),
-        "nginx_complete": _NGINX_COMPLETE.replace("@last@", script_path) if script_path is not None else "",
-        "caddy_prefixes": _render_caddy_prefixes(prefixes),
-        "caddy_aliases": _render_caddy_aliases(outputs),
-        "caddy_files": "".join(
-            _render_caddy_files(number, *key, kinds_by_delivery[key]) for number, key in enumerate(kinds_by_delivery)
-        ),
-        "caddy_complete": f"\t\t\tfile /{script_path}\n" if script_path is not None else "",
-        "bundled": "|".join(BUNDLED),
-        "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
-        "types": "".join(f'        "{type}" {" ".join(endings)};\n' for type, endings in endings_by_type.items()),
-        "type_headers": "".join(_render_caddy_type(type, endings) for type, endings in endings_by_type.items()),
-        "nginx_monitors": "".join(f"        allow {network};\n" for network in sorted(monitors)),
-        "caddy_monitors": "".join(f" {network}" for network in sorted(monitors)),
-        "for_a_year": FOR_A_YEAR,
-        "revalidated": REVALIDATED,
-    }
-    for name, text in (("nginx.conf", _NGINX), ("Caddyfile", _CADDY)):
-        for mark, value in replacements.items():
-            text = text.replace(f"@{mark}@", value)
-        yield f"ops/serve/{name}", File(text.encode())
+    script_path = _find_script_path(shared_paths)
+    nginx_configuration = _render_nginx(outputs, prefixes, script_path, sorted(monitors))
+    yield "ops/serve/nginx.conf", File(nginx_configuration.encode())
+    caddy_configuration = _render_caddy(outputs, prefixes, script_path, sorted(monitors))
+    yield "ops/serve/Caddyfile", File(caddy_configuration.encode())
+
+
+def _find_script_path(shared_paths: Collection[str]) -> str | None:
+    """Return the path below ``boot/`` of a first script.
+
+    Return None if there is no first script. Then no file shows whether a copy is complete.
+    """
+    scripts = sorted(path for path in shared_paths if publication_stage(path) is Stage.FIRST_SCRIPTS)
+    script = FIRST_SCRIPT if FIRST_SCRIPT in scripts else next(iter(scripts), None)
+    return script.removeprefix(BOOT) if script is not None else None
+
+
+def _fill_template(template: str, values: Mapping[str, str]) -> str:
+    for mark, value in values.items():
+        template = template.replace(f"@{mark}@", value)
+    return template
 
 
 K = TypeVar("K")
@@ -93,6 +75,59 @@ def _group_by_key(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
     return groups
+
+
+# Groups of path kinds with the same headers. None: the content type depends on the file name.
+_KINDS_BY_DELIVERY: Final = _group_by_key(
+    ((kind.delivery, None if kind is DATA else str(kind.content_type)), kind) for kind in _COPIED_KINDS
+)
+_ENDINGS_BY_TYPE: Final = _group_by_key((type, ending) for ending, type in ARTIFACT_TYPES.items())
+
+
+def _render_nginx(
+    outputs: Collection[str], prefixes: Sequence[str], script_path: str | None, monitors: Sequence[str]
+) -> str:
+    cache_lines = ""
+    by_cache_control = _group_by_key((kind.delivery.cache_control, kind) for kind in _COPIED_KINDS)
+    for cache_control, kinds in by_cache_control.items():
+        cache_lines += f'    "~^/(?:{_join_expressions(kinds)})$" "{cache_control}";\n'
+    files = "".join(
+        _render_nginx_files(delivery, type, kinds) for (delivery, type), kinds in _KINDS_BY_DELIVERY.items()
+    )
+    values = {
+        "nginx_maps": _render_nginx_maps(outputs),
+        "nginx_prefixes": _render_nginx_prefixes(prefixes),
+        "nginx_deliveries": cache_lines,
+        "nginx_aliases": _render_nginx_locations(outputs),
+        "nginx_files": files,
+        "nginx_complete": _NGINX_COMPLETE.replace("@last@", script_path) if script_path is not None else "",
+        "nginx_monitors": "".join(f"        allow {network};\n" for network in monitors),
+        "bundled": "|".join(BUNDLED),
+        "types": "".join(f'        "{type}" {" ".join(endings)};\n' for type, endings in _ENDINGS_BY_TYPE.items()),
+        "for_a_year": FOR_A_YEAR,
+        "revalidated": REVALIDATED,
+    }
+    return _fill_template(_NGINX, values)
+
+
+def _render_caddy(
+    outputs: Collection[str], prefixes: Sequence[str], script_path: str | None, monitors: Sequence[str]
+) -> str:
+    files = ""
+    for number, ((delivery, type), kinds) in enumerate(_KINDS_BY_DELIVERY.items()):
+        files += _render_caddy_files(number, delivery, type, kinds)
+    values = {
+        "caddy_prefixes": _render_caddy_prefixes(prefixes),
+        "caddy_aliases": _render_caddy_aliases(outputs),
+        "caddy_files": files,
+        "caddy_complete": f"\t\t\tfile /{script_path}\n" if script_path is not None else "",
+        "caddy_monitors": "".join(f" {network}" for network in monitors),
+        "bundled_paths": " ".join(f"/o/*/{name}" for name in BUNDLED),
+        "type_headers": "".join(_render_caddy_type(type, endings) for type, endings in _ENDINGS_BY_TYPE.items()),
+        "for_a_year": FOR_A_YEAR,
+        "revalidated": REVALIDATED,
+    }
+    return _fill_template(_CADDY, values)
 
 
 def _join_expressions(kinds: Iterable[PathKind]) -> str:
