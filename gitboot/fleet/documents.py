@@ -160,11 +160,12 @@ ANYTHING: Final = UnreadDocument(None, None)
 def _list_texts(value: Value) -> Iterator[str]:
     match value:
         case dict():
-            for key, each in value.items():
-                yield from (key, *_list_texts(each))
+            for key, item in value.items():
+                yield key
+                yield from _list_texts(item)
         case list():
-            for each in value:
-                yield from _list_texts(each)
+            for item in value:
+                yield from _list_texts(item)
         case str():
             yield value
 
@@ -176,8 +177,8 @@ class UnreadDocuments:
         self._any_name_kinds: set[str | None] = set()  # the kinds of documents that may have any name
         self._names: set[tuple[str | None, str]] = set()
         self.kinds: set[str] = set()  # all kinds that the documents may have
-        for each in documents:
-            self.add(each)
+        for document in documents:
+            self.add(document)
 
     def add(self, document: UnreadDocument) -> None:
         self.kinds |= KINDS.keys() if document.kind is None else {document.kind}
@@ -187,7 +188,10 @@ class UnreadDocuments:
             self._names |= {(document.kind, name) for name in document.names}
 
     def may_include(self, kind: str, name: str) -> bool:
-        return any(each in self._any_name_kinds or (each, name) in self._names for each in (kind, None))
+        """Return whether one of the documents may be the resource with this kind and name."""
+        if kind in self._any_name_kinds or None in self._any_name_kinds:
+            return True
+        return (kind, name) in self._names or (None, name) in self._names
 
 
 class ParsedBlob(Struct, frozen=True, kw_only=True):
@@ -234,10 +238,8 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
             more += len(invalid.faults) - len(shown)
             if (key := _find_id(document.value)) is not None:
                 broken.append(key)
-            else:  # the document probably contains the name in another field or with another spelling
-                kind, texts = document.value.get("kind"), _list_texts(document.value)
-                names = frozenset(name for text in texts for name in _NAMES.findall(text.lower()))
-                unread.append(UnreadDocument(kind if isinstance(kind, str) and kind in KINDS else None, names))
+            else:
+                unread.append(_make_unread_document(document.value))
     problems = sorted([*problems, *parsed.problems])
     return ParsedBlob(
         resources=tuple(resources),
@@ -248,15 +250,26 @@ def parse_blob(data: bytes, path: str) -> ParsedBlob:
     )
 
 
+def _make_unread_document(value: dict[str, Value]) -> UnreadDocument:
+    """Describe a document without a valid kind or name.
+
+    The document probably contains the name in another field or with another spelling.
+    """
+    kind = value.get("kind")
+    names = frozenset(name for text in _list_texts(value) for name in _NAMES.findall(text.lower()))
+    return UnreadDocument(kind if isinstance(kind, str) and kind in KINDS else None, names)
+
+
 def _build_problems(data: bytes, path: str, index: int, faults: Iterable[Fault], max_count: int) -> list[Problem]:
     if max_count <= 0:
         return []
-    placed = [(locate(data, index, (*each.path, *each.error.at), key=each.is_key), each) for each in faults]
+    placed = [(locate(data, index, (*fault.path, *fault.error.at), key=fault.is_key), fault) for fault in faults]
     placed.sort(key=itemgetter(0))
-    return [
-        build_problem(path, place, each.error.code, *each.error.describe(format_path(each.path)))
-        for place, each in placed[:max_count]
-    ]
+    problems = []
+    for place, fault in placed[:max_count]:
+        message, hint = fault.error.describe(format_path(fault.path))
+        problems.append(build_problem(path, place, fault.error.code, message, hint))
+    return problems
 
 
 def read_blob(snapshot: Snapshot, blob: BlobId, path: str) -> ParsedBlob:

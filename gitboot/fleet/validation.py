@@ -543,8 +543,8 @@ class Draft:
         self.problems += (structs.replace(problem, path=path) for problem in parsed.problems)
         self.more[path] = parsed.more
         self._broken.update(parsed.broken)
-        for each in parsed.unread:
-            self.unread.add(each)
+        for document in parsed.unread:
+            self.unread.add(document)
         for index, resource in parsed.resources:
             key = Id(type(resource).__name__, resource.metadata.name)
             origin = Origin(path, self.snapshot.blobs[path], index)

@@ -56,11 +56,11 @@ def parse_template(source: str, name: str, first_line: int) -> str | None:
             first_line and first_line + other.lineno,
         )
     start = ""
-    for node in tree.body:
-        for each in node.nodes if isinstance(node, nodes.Output) else ():
-            if not isinstance(each, nodes.TemplateData):
-                return start if start.strip() else None
-            start += each.data
-        if not isinstance(node, nodes.Output):
+    for statement in tree.body:
+        if not isinstance(statement, nodes.Output):
             return start if start.strip() else None
+        for expression in statement.nodes:
+            if not isinstance(expression, nodes.TemplateData):
+                return start if start.strip() else None
+            start += expression.data
     return start if "{" in source else source
