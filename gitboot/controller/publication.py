@@ -36,6 +36,7 @@ from gitboot.publish.publisher import PublicationResult
 from gitboot.publish.signed_list import ListKeys, read_list_keys
 from gitboot.publish.targets import folder as folder_target
 from gitboot.publish.targets.folder import build_folder_opener
+from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.follower import (
     BranchAddress,
     FolderAddress,
@@ -46,7 +47,6 @@ from gitboot.publish.targets.follower import (
     TargetStore,
 )
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.sync_steps import StoreTarget
 from gitboot.publish.tree_changes import EndedWindows, WindowEndError
 from gitboot.render.boot_files import has_dhcp_output, render_fleet_files

@@ -83,6 +83,9 @@ def encrypt(content: bytes, recipients: Iterable[str]) -> bytes:
     """
     try:
         parsed = [x25519.Recipient.from_str(each) for each in recipients]
-    except (pyrage.RecipientError, UnicodeEncodeError):  # the message does not contain the value, because the value may be a secret key
+    except (
+        pyrage.RecipientError,
+        UnicodeEncodeError,
+    ):  # the message does not contain the value, because the value may be a secret key
         raise UsageError("expected a complete age public key (age1…)") from None
     return pyrage.encrypt(content, parsed, armored=True)

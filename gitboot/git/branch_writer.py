@@ -153,7 +153,11 @@ def find_pushed_url(checkout: Path) -> str | None:
 
 
 def check_branch(branch: str) -> None:
-    if not pygit2.reference_is_valid_name(f"refs/heads/{branch}"):
+    try:
+        is_valid = pygit2.reference_is_valid_name(f"refs/heads/{branch}")
+    except UnicodeEncodeError:
+        is_valid = False
+    if not is_valid:
         raise UsageError(f"{branch!r} is not a valid branch name")
 
 

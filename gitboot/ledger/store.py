@@ -70,10 +70,10 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
                 "--ledger must not contain a password, because others could read it; use --ledger-password, and write "
                 "%40 for each other @ after the host"
             )
-        if secret := min(_OTHER_SECRETS & parameters.keys(), default=None):
+        if name := min(_OTHER_SECRETS & parameters.keys(), default=None):
             raise UsageError(
-                f"--ledger must not contain {secret}, because others could read it; "
-                + ("use an sslkey file without a passphrase" if secret == "sslpassword" else "use --ledger-password")
+                f"--ledger must not contain {name}, because others could read it; "
+                + ("use an sslkey file without a passphrase" if name == "sslpassword" else "use --ledger-password")
             )
         if parts is None or not _HOSTS.fullmatch(parts.netloc.rpartition("@")[2]):
             raise UsageError("--ledger: the host or the port is not valid; write postgresql://USER@HOST/DATABASE")

@@ -368,8 +368,8 @@ def places(fleet: Path, repository: Repository, tmp_path_factory: pytest.TempPat
     (corrupt / "objects" / blob[:2] / blob[2:]).unlink()
     git(folder, "init", "-q", str(unborn := folder / "unborn"))
     (folder / "loop").symlink_to("loop")
-    names = ("file", "missing", "empty")
-    return Places(fleet, repository.bare, *(folder / name for name in names), corrupt, unborn, folder / "loop")
+    file, missing, empty, loop = (folder / name for name in ("file", "missing", "empty", "loop"))
+    return Places(fleet, repository.bare, file, missing, empty, corrupt, unborn, loop)
 
 
 USE_SHORTER_NAME = "a name in the path has more than 255 bytes; use a shorter name"
@@ -494,6 +494,7 @@ USE_SHORTER_NAME = "a name in the path has more than 255 bytes; use a shorter na
         ("run {repository} --out {file}/o --state {empty} --once", 8, "Not a directory"),
         ("run {repository} --out {empty}/o --state {empty} --spool {file}/s --once", 64, "read: Not a directory"),
         ("secret encrypt {file} --to age1\udcff --file {empty}/a", 64, "expected a complete age public key"),
+        ("update-images --path {fleet} --branch-prefix a\udcff", 64, "is not a valid branch name"),
         ("run {repository}\udcff --out {empty}/o --state {empty} --once", 64, "\udcff is not valid UTF-8"),
         ("run {repository} --out {empty}/o --state {empty}/\udcff --once", 64, "\udcff is not valid UTF-8"),
     ],

@@ -68,7 +68,7 @@ from gitboot.git.clone import Source, load_accepted_snapshot
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
-from gitboot.ledger.open_ledger import copy_ledger, open_copy, open_ledger, set_ledger_aside
+from gitboot.ledger.open_ledger import copy_ledger, open_copy, set_ledger_aside
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, has_address_file, read_address, read_mark, write_address, write_mark
 from gitboot.model.scalars import SystemUuid

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct, field, structs
 
 from gitboot import __version__
-from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TemporaryError
+from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError
 from gitboot.jsonio import build_json_decoder, encode_canonical
 from gitboot.publish.manifest import MANIFEST, compute_digest
 from gitboot.publish.targets.followed_tree import (

@@ -631,7 +631,10 @@ def test_a_temporary_folder_that_is_not_usable_is_named(
     tmp_path: Path, ended: Rack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    for folder, said in ((str(tmp_path / "file"), "a part of this path is a file"), (None, "set TMPDIR to a directory")):
+    for folder, said in (
+        (str(tmp_path / "file"), "a part of this path is a file"),
+        (None, "set TMPDIR to a directory"),
+    ):
         monkeypatch.setattr(tempfile, "tempdir", folder)
         monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(tmp_path / "file")])
         done = run_on_copy(ended.state, ended, "records show")

@@ -26,6 +26,14 @@ from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
 from gitboot.publish.targets.folder import build_folder_opener
+from gitboot.publish.targets.followed_tree import (
+    LIST,
+    SHARED,
+    FollowedTree,
+    RaceError,
+    ServerFiles,
+    build_server_files,
+)
 from gitboot.publish.targets.follower import (
     BranchAddress,
     BucketAddress,
@@ -34,14 +42,6 @@ from gitboot.publish.targets.follower import (
     Followers,
     TargetAddress,
     parse_target,
-)
-from gitboot.publish.targets.followed_tree import (
-    LIST,
-    SHARED,
-    FollowedTree,
-    RaceError,
-    ServerFiles,
-    build_server_files,
 )
 from gitboot.publish.targets.sync_steps import (
     HEAD,
