@@ -30,7 +30,7 @@ from gitboot.problems import Code, Problem, Severity, find_next_change
 from gitboot.resolve.server_decision import require_no_errors
 from gitboot.review.acknowledgements import IgnoredLine, has_ack_line
 from gitboot.review.commit_path import CommitPath, PathCommit, PathStep, find_commit_path, find_first_provisions
-from gitboot.review.guards import Acknowledgements, Guard, Limits, Verdict, judge
+from gitboot.review.guards import Acknowledgements, Guard, InstanceFacts, Limits, Verdict, judge
 from gitboot.review.reinstalls import (
     NODE_REASONS,
     GainedIdentity,
@@ -467,9 +467,7 @@ class CommitJudge:
             changes = changes.with_rewind(ahead.omitted_commit, commit.revision)
         if ahead.lacks_accepted:
             changes = changes.with_known_servers(snapshot.accepted_machines, commit.machines)
-        return judge(
-            changes,
-            limits,
+        facts = InstanceFacts(
             pending=len(list_servers_to_install(snapshot, commit.decisions)) if base is None else None,
             returning=returning,
             inheritances=inherited,
@@ -479,6 +477,7 @@ class CommitJudge:
             or (base is not None and base.allows_ledger(identity) and not commit.allows_ledger(identity)),
             bmcs=len(self._find_uncovered_bmcs(base, commit, snapshot)),
         )
+        return judge(changes, limits, facts=facts)
 
 
 def _select_nodes_of_site(base: Commit | None, evaluated: EvaluationResult) -> EvaluationResult:

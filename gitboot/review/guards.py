@@ -1,4 +1,8 @@
-"""Guards: limits that hold a commit if the commit exceeds them."""
+"""Guards: limits that hold a commit if the commit exceeds them.
+
+A `Guard` names a kind of limit. `Limits` contains the limits of an instance, and a Fleet document can lower them
+(`gitboot.model.fleet.Guards`). An `ExceededLimit` is a limit that one commit exceeds.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +67,12 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     def tighten(self, guards: Guards) -> Limits:
         """Return the limits, lowered to those limits in the Fleet that are lower. A Fleet cannot raise a limit."""
-        guard_limits = {each.name: getattr(guards, each.name) for each in fields(guards)}
-        return structs.replace(
-            self, **{name: min(getattr(self, name), limit) for name, limit in guard_limits.items() if limit is not None}
-        )
+        lowered = {}
+        for field in fields(guards):
+            limit = getattr(guards, field.name)
+            if limit is not None:
+                lowered[field.name] = min(getattr(self, field.name), limit)
+        return structs.replace(self, **lowered)
 
 
 class ExceededLimit(Struct, frozen=True, kw_only=True):
@@ -110,46 +116,45 @@ Acknowledgements = Mapping[tuple[str, str], str]  # maps (digest, guard) to the 
 NO_ACKNOWLEDGEMENTS: Final[Acknowledgements] = MappingProxyType({})
 
 
+class InstanceFacts(Struct, frozen=True, kw_only=True):
+    """The facts from which an instance judges a commit, in addition to the changes. A review does not know them."""
+
+    # the number of servers that are not installed according to the records; it replaces the number of servers that need
+    # a first boot; None: not a first commit, or no records
+    pending: int | None = None
+    returning: Sequence[str] = ()  # servers that the commit adds and reinstalls, although the ledger has their machines
+    # identities through which possibly installed machines would get the install boots of other servers
+    inheritances: Sequence[Inheritance] = ()
+    is_rewind: bool = False  # whether the commit does not descend from the accepted commit
+    # whether the accepted commit cannot be evaluated, so its changed servers are not known
+    lacks_accepted: bool = False
+    takeover: bool | None = None  # whether an instance may no longer act for the fleet; None: as in the extent
+    bmcs: int = 0  # the number of BMCs that would get credentials for the first time
+
+
+NO_INSTANCE: Final = InstanceFacts()
+
+
 def judge(
     extent: Extent,
     limits: Limits,
     acknowledgements: Acknowledgements = NO_ACKNOWLEDGEMENTS,
-    *,
-    pending: int | None = None,
-    returning: Sequence[str] = (),
-    inheritances: Sequence[Inheritance] = (),
-    is_rewind: bool = False,
-    lacks_accepted: bool = False,
-    takeover: bool | None = None,
-    bmcs: int = 0,
+    facts: InstanceFacts = NO_INSTANCE,
 ) -> Verdict:
-    """Judge whether a commit exceeds the limits. An acknowledgement applies to one digest and one guard.
-
-    - ``pending`` is the number of servers that are not installed according to the instance's records, or None without
-      records. In a first commit, this number replaces the number of servers that need a first boot.
-    - ``returning`` are the servers that the commit adds and reinstalls, although the ledger already contains their
-      machines.
-    - ``inheritances`` are the identities through which possibly installed machines would get the install boots of other
-      servers.
-    - ``is_rewind`` means that the commit does not descend from the accepted commit.
-    - ``lacks_accepted`` means that the accepted commit cannot be evaluated, so its changed servers are not known.
-    - ``takeover`` means that an instance may no longer act for the fleet. If ``takeover`` is None, the value in the
-      extent applies.
-    - ``bmcs`` is the number of BMCs that would get credentials for the first time.
-    """
-    if takeover is None:
-        takeover = extent.takeover
-    inheriting_servers = {each.server for each in inheritances} - {*extent.reinstalled_servers}
-    reinstalls = extent.reinstalls + len(returning) + len(inheriting_servers)
+    """Judge whether a commit exceeds the limits. An acknowledgement applies to one digest and one guard."""
+    takeover = extent.takeover if facts.takeover is None else facts.takeover
+    first_boots = extent.installs if facts.pending is None else facts.pending
+    inheriting_servers = {each.server for each in facts.inheritances} - {*extent.reinstalled_servers}
+    reinstalls = extent.reinstalls + len(facts.returning) + len(inheriting_servers)
     if reinstalls > limits.max_reinstalls:  # a review does not show these servers and identities
-        extent = extent.with_returning(returning).with_inheritances(inheritances)
+        extent = extent.with_returning(facts.returning).with_inheritances(facts.inheritances)
     exceeded_limits = [
         *_find_exceeded_counts(
-            (Guard.ALLOW_REWIND, "commits taken back", int(is_rewind), int(limits.allow_rewind)),
-            (Guard.ALLOW_REWIND, "accepted commits without an evaluation", int(lacks_accepted), 0),
+            (Guard.ALLOW_REWIND, "commits taken back", int(facts.is_rewind), int(limits.allow_rewind)),
+            (Guard.ALLOW_REWIND, "accepted commits without an evaluation", int(facts.lacks_accepted), 0),
             (Guard.ALLOW_TAKEOVER, "instances that may no longer act", int(takeover), int(limits.allow_takeover)),
-            (Guard.MAX_BMC_CHANGES, "BMCs that never received these credentials", bmcs, limits.max_bmc_changes),
-            (Guard.MAX_INSTALLS, "first boots", extent.installs if pending is None else pending, limits.max_installs),
+            (Guard.MAX_BMC_CHANGES, "BMCs that never received these credentials", facts.bmcs, limits.max_bmc_changes),
+            (Guard.MAX_INSTALLS, "first boots", first_boots, limits.max_installs),
             (Guard.MAX_RESETS, "servers that may be reset", extent.resets, limits.max_resets),
             (Guard.MAX_REINSTALLS, "servers that may be reinstalled", reinstalls, limits.max_reinstalls),
         ),
@@ -157,12 +162,17 @@ def judge(
     ]
     order = list(Guard)
     exceeded_limits.sort(key=lambda each: (order.index(each.guard), each.area != "all", each.area, each.what))
-    people = [acknowledgements.get((extent.digest, each.guard.value)) for each in exceeded_limits]
-    trips = tuple(
-        structs.replace(each, acknowledged=person is not None, by=person or "")
-        for each, person in zip(exceeded_limits, people, strict=True)
+    trips = []
+    for excess in exceeded_limits:
+        person = acknowledgements.get((extent.digest, excess.guard.value))
+        trips.append(structs.replace(excess, acknowledged=person is not None, by=person or ""))
+    return Verdict(
+        digest=extent.digest,
+        limits=limits,
+        trips=tuple(trips),
+        areas=extent.areas,
+        inherited=tuple(facts.inheritances),
     )
-    return Verdict(digest=extent.digest, limits=limits, trips=trips, areas=extent.areas, inherited=tuple(inheritances))
 
 
 def _find_exceeded_counts(*counts: tuple[Guard, str, int, int]) -> Iterator[ExceededLimit]:
@@ -210,7 +220,8 @@ def _find_exceeded_area_limits(area: Area, limits: Limits) -> Iterator[ExceededL
     ):
         is_small = area.size < MIN_SIZE_FOR_PERCENT
         limit = limits.max_small_group if is_small else percent
-        if number > limit if is_small else number * 100 > limit * area.size:
+        exceeds = number > limit if is_small else number * 100 > limit * area.size
+        if exceeds:
             yield ExceededLimit(
                 guard=Guard.MAX_SMALL_GROUP if is_small else guard,
                 what=what,

@@ -41,7 +41,7 @@ from gitboot.resolve.provisioning_record import (
 from gitboot.resolve.server_decision import Decision, MaintenanceDecision
 from gitboot.resolve.server_plan import Cause, Phase
 from gitboot.review.decision_changes import UnknownCause, UnknownReason
-from gitboot.review.guards import Limits, judge
+from gitboot.review.guards import InstanceFacts, Limits, judge
 from gitboot.review.reinstalls import find_returning_servers
 from gitboot.review.risks import Risk
 from tests.helpers.cases import count_examples, for_each, require_value
@@ -331,7 +331,7 @@ def test_e20_deleted_servers_that_come_back_are_held() -> None:
     come = [each.new for each in changes.servers if each.new is not None]
     back = find_returning_servers(come, {}, {each.uuid for each in come})
     assert len(back) == 18
-    (trip, *_) = judge(changes.extent, Limits(), returning=back).trips
+    (trip, *_) = judge(changes.extent, Limits(), facts=InstanceFacts(returning=back)).trips
     assert (trip.guard.value, trip.number) == ("maxReinstalls", 18)
 
 

@@ -12,7 +12,7 @@ from gitboot.jsonio import compute_digest
 from gitboot.review.acknowledgements import format_ack_line
 from gitboot.review.commit_path import MAX_STEPS, CommitPath, PathCommit, find_commit_path, find_first_provisions
 from gitboot.review.extent import Area, Extent
-from gitboot.review.guards import Guard, Limits, Verdict, judge
+from gitboot.review.guards import Guard, InstanceFacts, Limits, Verdict, judge
 from tests.helpers.cases import for_each
 
 SIZE = 100
@@ -179,9 +179,10 @@ def test_e22_the_acknowledgement_of_a_rewind_is_bound_to_its_two_commits() -> No
     rewinds = {nothing.with_rewind(*pair).digest for pair in (("a", "b"), ("a", "c"), ("b", "a"))}
     assert len(rewinds | {nothing.digest}) == 4
     back = nothing.with_rewind("a", "b")
-    assert judge(back, Limits(), {(back.digest, "allowRewind"): "op"}, is_rewind=True).held is False
+    rewind = InstanceFacts(is_rewind=True)
+    assert judge(back, Limits(), {(back.digest, "allowRewind"): "op"}, rewind).held is False
     other = nothing.with_rewind("a", "c")
-    assert judge(other, Limits(), {(back.digest, "allowRewind"): "op"}, is_rewind=True).held
+    assert judge(other, Limits(), {(back.digest, "allowRewind"): "op"}, rewind).held
 
 
 @given(

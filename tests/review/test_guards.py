@@ -13,7 +13,7 @@ from gitboot.model.fleet import Guards
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.review.acknowledgements import find_acknowledgements, format_ack_line
 from gitboot.review.decision_changes import compare_decisions
-from gitboot.review.guards import ONLY_APPROVED, Acknowledgements, Guard, Limits, judge
+from gitboot.review.guards import ONLY_APPROVED, Acknowledgements, Guard, InstanceFacts, Limits, judge
 from tests.helpers.cases import MAX_GROWTH, for_each, measure_growth
 from tests.helpers.evaluations import FLEET, Files, compare_files, review_files
 from tests.helpers.fleets import SEED, document, fleet, image, maintenance, make_uuid, policy, repository, server
@@ -159,26 +159,26 @@ def test_a_window_over_the_whole_fleet_is_judged_when_it_is_merged() -> None:
 
 def test_a_rewound_branch_is_held_unless_it_is_allowed() -> None:
     changes = compare_files({})
-    assert judge(changes.extent, Limits(), is_rewind=True).holding_guards == (Guard.ALLOW_REWIND,)
-    assert not judge(changes.extent, Limits(allow_rewind=True), is_rewind=True).held
+    assert judge(changes.extent, Limits(), facts=InstanceFacts(is_rewind=True)).holding_guards == (Guard.ALLOW_REWIND,)
+    assert not judge(changes.extent, Limits(allow_rewind=True), facts=InstanceFacts(is_rewind=True)).held
     assert not judge(changes.extent, Limits()).held
 
 
 def test_a_first_commit_is_judged_only_by_its_pending_servers() -> None:
     found = repository(files={path: str(text) for path, text in {**BARE, **web(60)}.items()})
     changes = compare_decisions(None, decide(found), None, found)
-    assert judge(changes.extent, Limits(), pending=50).trips == ()
-    (trip,) = judge(changes.extent, Limits(), pending=51).trips
+    assert judge(changes.extent, Limits(), facts=InstanceFacts(pending=50)).trips == ()
+    (trip,) = judge(changes.extent, Limits(), facts=InstanceFacts(pending=51)).trips
     assert (trip.guard, trip.number, trip.limit) == (Guard.MAX_INSTALLS, 51, 50)
     assert judge(changes.extent, Limits()).trips[0].number == 60
 
 
 def test_returning_servers_that_would_be_installed_again_count_as_reinstalled() -> None:
-    (trip,) = judge(compare_files({}).extent, Limits(), returning=("a", "b")).trips
+    (trip,) = judge(compare_files({}).extent, Limits(), facts=InstanceFacts(returning=("a", "b"))).trips
     assert (trip.guard, trip.number) == (Guard.MAX_REINSTALLS, 2)
     found = repository(*SEED)
     first = compare_decisions(None, decide(found), None, found).extent
-    assert judge(first, Limits(), returning=("a",)).holding_guards == (
+    assert judge(first, Limits(), facts=InstanceFacts(returning=("a",))).holding_guards == (
         Guard.MAX_REINSTALLS,
     )  # the one before cannot be read
 

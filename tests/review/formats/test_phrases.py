@@ -14,7 +14,7 @@ from gitboot.review.decision_changes import ServerChange
 from gitboot.review.document_changes import FieldChange, compare_fields
 from gitboot.review.extent import Area, Extent
 from gitboot.review.formats import phrases
-from gitboot.review.guards import ExceededLimit, Guard, Limits, judge
+from gitboot.review.guards import ExceededLimit, Guard, InstanceFacts, Limits, judge
 from gitboot.review.reinstalls import Reinstall, ReinstallReason
 from gitboot.review.risks import Effect, EffectTime
 from tests.helpers.cases import for_each
@@ -151,7 +151,7 @@ def test_each_number_that_a_guard_counts_has_a_clause() -> None:
         takeover=True,
         areas=(area, structs.replace(area, label=("site", "a"), size=9)),
     )
-    verdict = judge(extent, nothing, is_rewind=True, lacks_accepted=True, bmcs=1)
+    verdict = judge(extent, nothing, facts=InstanceFacts(is_rewind=True, lacks_accepted=True, bmcs=1))
     after = judge(structs.replace(extent, after=20), nothing)  # with servers that may boot a claimed image
     trips = (*verdict.trips, *after.trips)
     assert {trip.guard for trip in trips} == {*Guard}
