@@ -46,7 +46,7 @@ from gitboot.review.formats.markdown import (
     format_marker,
     render_failed_review,
 )
-from gitboot.review.images import SignatureResults, parse_signature_results
+from gitboot.review.image_provenance import SignatureResults, parse_signature_results
 from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome, review_commits
 from gitboot.standard_streams import style

@@ -18,7 +18,7 @@ from gitboot.review.change_groups import Group
 from gitboot.review.decision_changes import Changes
 from gitboot.review.document_changes import ChangeKind, FieldChange, Location
 from gitboot.review.formats import phrases
-from gitboot.review.images import FileClaim
+from gitboot.review.image_provenance import FileClaim
 from gitboot.review.review import Review
 from gitboot.review.risks import Risk
 
