@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import ChainMap, Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
@@ -68,6 +68,27 @@ from gitboot.review.reinstalls import (
 )
 from gitboot.review.risks import Effect, Risk, find_effects, find_risks
 
+MatchingPair = tuple[str | None, str | None]  # old and new name of a server; None: the server is not in this commit
+
+
+class UnknownCause(StrEnum):
+    """A cause that can prevent gitboot from determining whether a server is provisioned."""
+
+    NEW_SERVER = "came"  # the server is new, and may have been installed elsewhere
+    # the server replaces a board without a Server document; only the ledger may contain the board
+    REPLACES = "replaces"
+    BOARD = "board"  # the UUID of the server changed, and its document does not contain the old UUID
+    NOT_RAISED = "not raised"  # the server replaces a board, but its provision number was not raised
+    MOVED = "moved"  # the server moves to an instance without a record of the server
+    OVERWRITTEN = "overwritten"  # a maintenance writes the disks of the server
+
+
+class UnknownReason(NamedTuple):
+    """The reason why gitboot cannot determine whether a server is provisioned, as a cause with a detail."""
+
+    cause: UnknownCause
+    detail: str  # the provision number, the old UUID, the new site, or the maintenance
+
 
 class ServerChange(Struct, frozen=True, kw_only=True):
     """A server that was added, removed or changed."""
@@ -94,8 +115,9 @@ class ServerChange(Struct, frozen=True, kw_only=True):
     @property
     def retired(self) -> bool:
         """Return whether the server becomes Retired. The document of a Retired server stays in the fleet."""
-        both = [each.lifecycle is Lifecycle.RETIRED for each in (self.old, self.new) if each is not None]
-        return both == [False, True]
+        if self.old is None or self.new is None:
+            return False
+        return self.old.lifecycle is not Lifecycle.RETIRED and self.new.lifecycle is Lifecycle.RETIRED
 
     @property
     def fate(self) -> ChangeKind:
@@ -150,22 +172,28 @@ class Changes:
     digest: Digest = field(init=False)  # the digest of all changes; an acknowledgement contains this digest
 
     def __post_init__(self) -> None:
-        pairs: list[Pair] = [("server", *each.pair) for each in self.servers]
-        pairs += (("unknown", *self.unknown.pair),) if self.unknown else ()
-        pairs += (("shared", *self.shared.pair),) if self.shared else ()
-        judged_images = [each for each in self.images if each.mutated or each.name in self.disk_claims]
-        pairs += (("image", *image.pair) for image in judged_images)  # include this even if no decision changed
-        pairs += (
-            ("access", compute_digest([each.field, each.old]), compute_digest([each.field, each.new]))
-            for each in self.access
-        )
+        pairs: list[Pair] = [("server", *change.pair) for change in self.servers]
+        if self.unknown is not None:
+            pairs.append(("unknown", *self.unknown.pair))
+        if self.shared is not None:
+            pairs.append(("shared", *self.shared.pair))
+        for image in self.images:
+            if image.mutated or image.name in self.disk_claims:
+                pairs.append(("image", *image.pair))  # include this even if no decision changed
+        for access in self.access:
+            old, new = compute_digest([access.field, access.old]), compute_digest([access.field, access.new])
+            pairs.append(("access", old, new))
         pairs += self.other_pairs
         # Decisions do not contain all identities that one server can take over from another server.
         pairs += (
-            (each.why, compute_digest([each.old, each.new]), compute_digest([change.name, each.new]))
+            (
+                reinstall.why,
+                compute_digest([reinstall.old, reinstall.new]),
+                compute_digest([change.name, reinstall.new]),
+            )
             for change in self.servers
-            for each in change.reinstalls
-            if each.why in _IDENTITY_REASONS
+            for reinstall in change.reinstalls
+            if reinstall.why in _IDENTITY_REASONS
         )
         object.__setattr__(self, "digest", digest_pairs(pairs))
 
@@ -222,6 +250,22 @@ class Changes:
         return tuple(change for change in self.servers if change.fate is fate)
 
 
+class ReviewedRevision(Struct, frozen=True, kw_only=True):
+    """One of the two revisions that a review compares. An invalid revision has problems instead of decisions."""
+
+    named: str
+    revision: str
+    decisions: Decisions | None
+    repository: FleetRepository | None
+    problems: tuple[Problem, ...]
+
+    @property
+    def short(self) -> str:
+        """The abbreviated revision, or "" if `named` is already this text."""
+        parts = (part[:12] if len(part) == 40 else part for part in self.revision.split())
+        return "" if self.revision == self.named else " ".join(parts)
+
+
 def compare_decisions(
     old: Decisions | None,
     new: Decisions,
@@ -239,79 +283,48 @@ def compare_decisions(
     shared = compare_shared_files(old, new, old_repository, new_repository, touched.servers if touched else None)
     documents = compare_documents(old_repository, new_repository, touched.documents if touched else None)
     if touched is None or (shared is not None and affects_all_files(shared)):
-        servers_before = old_repository.servers if old_repository is not None else {}
-        sizes = Counter(label for each in servers_before.values() for label in list_labels(each))
-        server_names = frozenset(servers_before.keys() | new_repository.servers.keys())
-        touched = ChangeScope(servers=server_names, documents=frozenset(), sizes=sizes)
-    before = list_machines(old_repository, touched.servers) if old_repository else {}
-    after = list_machines(new_repository, touched.servers)
+        touched = _list_all_servers(old_repository, new_repository)
+    old_machines = list_machines(old_repository, touched.servers) if old_repository else {}
+    new_machines = list_machines(new_repository, touched.servers)
+    pairs = match_servers(old_machines, new_machines)
     if old is not None and get_offered_claims is None:
         get_offered_claims = partial(_collect_claims, old)
     claims = DiskClaims(documents, get_offered_claims, old_repository, new_repository)
-    mutated = {key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])}
-    pairs = match_servers(before, after)
-    old_sites, new_sites = (
-        _find_instance_sites(old_repository, (old_name for old_name, _ in pairs)),
-        _find_instance_sites(new_repository, (new_name for _, new_name in pairs)),
+    old_servers = _describe_servers(old, old_repository, old_machines.values())
+    new_servers = _describe_servers(new, new_repository, new_machines.values())
+    comparer = _ServerComparer(
+        is_first=old is None,
+        old_servers=old_servers,
+        new_servers=new_servers,
+        old_sites=_find_instance_sites(old_repository, (old_name for old_name, _ in pairs)),
+        new_sites=_find_instance_sites(new_repository, (new_name for _, new_name in pairs)),
+        owners=_map_owners(old_servers),
+        node_owners=_find_node_owners(old, old_repository, new_servers.values()),
+        mutated_images={key.name for key in documents if key.kind == "BootImage" and is_mutated(documents[key])},
+        shared_change=shared,
+        claims=claims,
     )
-    old_servers, new_servers = (
-        _describe_servers(old, old_repository, before.values()),
-        _describe_servers(new, new_repository, after.values()),
-    )
-    owners = {
-        identity: name
-        for name, each in old_servers.items()
-        for identity in each.list_identities()
-        if identity[0] not in NODE_REASONS
-    }
-    node_owners = (
-        _find_node_owners(old_repository, new_servers.values())
-        if old is not None and old_repository is not None and Output.BSS in old.outputs
-        else {}
-    )
-    servers, gains, losses = [], list[GainedIdentity](), list[LostIdentity]()
+    servers, gained, lost = list[ServerChange](), list[GainedIdentity](), list[LostIdentity]()
     for old_name, new_name in pairs:
-        old_server, new_server = old_servers.get(old_name or ""), new_servers.get(new_name or "")
-        is_claim = old_name is None and new_server is not None and claims.has_new_claim(new_server.decision)
-        identities = list_install_identities(new_server, has_new_claim=is_claim)
-        old_site, new_site = old_sites.get(old_name or ""), new_sites.get(new_name or "")
-        ledgers = (new_site.ledger if new_site is not None else None, None)
-        known_owners = ChainMap(owners, *(node_owners[each] for each in ledgers if each in node_owners))
-        identity_reinstalls = find_identity_reinstalls(identities, known_owners, old_server)
-        if old is not None and new_server is not None:
-            gains += find_gained_identities(old_server, new_server, identity_reinstalls, has_new_claim=is_claim)
-        if old_server is not None:
-            losses += find_lost_identities(old_server, new_server)
-        old_decision = old_server.decision if old_server is not None else None
-        new_decision = new_server.decision if new_server is not None else None
-        is_moved = old_site is not None and new_site is not None and old_site.ledger != new_site.ledger
-        moved_to = new_site.name if new_site is not None and is_moved else None
-        change = _compare_server(old_decision, new_decision, mutated, shared, identity_reinstalls, moved_to, claims)
-        if change is not None:
-            servers.append(change)
-    new_bmcs = {machine.name: machine.bmc for machine in after.values()}
-    old_bmcs = {machine.name: machine.bmc for machine in before.values()}
-    bmc_changes = [
-        (old_name, old_bmcs.get(old_name or ""), new_name, new_bmcs[new_name])
-        for old_name, new_name in pairs
-        if new_name is not None and old_bmcs.get(old_name or "") != new_bmcs[new_name]
-    ]
-    untouched = len(old_repository.servers) - len(before) if old_repository else 0
+        comparison = comparer.compare(old_name, new_name)
+        gained += comparison.gained
+        lost += comparison.lost
+        if comparison.change is not None:
+            servers.append(comparison.change)
+    bmcs, bmc_pairs = _find_bmc_changes(pairs, old_machines.values(), new_machines.values())
+    untouched = len(old_repository.servers) - len(old_machines) if old_repository else 0
     return Changes(
         first=old is None,
         servers=tuple(servers),
         unchanged=untouched + len(pairs) - len(servers),
-        before=untouched + len(before),
+        before=untouched + len(old_machines),
         after=len(new_repository.servers),
         unknown=compare_unknown_boots(old, new),
         shared=shared,
         images=tuple(find_image_changes(documents, (old, new), (old_repository, new_repository), touched.servers)),
         areas=_count_areas(pairs, servers, old_repository, new_repository, touched.sizes),
         documents=documents,
-        bmcs=tuple(
-            BmcChange(server=new_name, is_new_server=old_name is None, old=old, new=new)
-            for old_name, old, new_name, new in bmc_changes
-        ),
+        bmcs=bmcs,
         access=compare_access(old_repository.fleet.spec, new_repository.fleet.spec) if old_repository else (),
         disk_claims=tuple(sorted(claims.images)),
         unknown_claims=tuple(
@@ -319,38 +332,73 @@ def compare_decisions(
                 each.new.server for each in servers if each.old is None and each.new and claims.has_new_claim(each.new)
             )
         ),
-        lost_identities=tuple(sorted(losses)),
-        gained_identities=tuple(sorted(gains, key=lambda each: (*each.identity, each.server))),
-        other_pairs=tuple(
-            ("bmc", digest_bmc_access(old_name, before), digest_bmc_access(new_name, after))
-            for old_name, before, new_name, after in bmc_changes
-        ),
+        lost_identities=tuple(sorted(lost)),
+        gained_identities=tuple(sorted(gained, key=lambda each: (*each.identity, each.server))),
+        other_pairs=bmc_pairs,
     )
+
+
+def _list_all_servers(old: FleetRepository | None, new: FleetRepository) -> ChangeScope:
+    old_servers = old.servers if old is not None else {}
+    return ChangeScope(
+        servers=frozenset(old_servers.keys() | new.servers.keys()),
+        documents=frozenset(),
+        sizes=Counter(label for server in old_servers.values() for label in list_labels(server)),
+    )
+
+
+def _find_bmc_changes(
+    pairs: Iterable[MatchingPair], old_machines: Iterable[Machine], new_machines: Iterable[Machine]
+) -> tuple[tuple[BmcChange, ...], tuple[Pair, ...]]:
+    """Return the changed BMCs, and for each of them the pair that the digest of the changes covers."""
+    old_access = {machine.name: machine.bmc for machine in old_machines}
+    new_access = {machine.name: machine.bmc for machine in new_machines}
+    changes, digests = list[BmcChange](), list[Pair]()
+    for old_name, new_name in pairs:
+        old, new = old_access.get(old_name or ""), new_access.get(new_name or "")
+        if new_name is not None and old != new:
+            changes.append(BmcChange(server=new_name, is_new_server=old_name is None, old=old, new=new))
+            digests.append(("bmc", digest_bmc_access(old_name, old), digest_bmc_access(new_name, new)))
+    return tuple(changes), tuple(digests)
 
 
 def _collect_claims(decisions: Decisions) -> frozenset[Digest]:
     return frozenset(claim for each in decisions.servers.values() for claim in list_claims(each))
 
 
+def _map_owners(servers: Mapping[str, DescribedServer]) -> dict[IdentityKey, str]:
+    """Map the identities that only one server can have to the names of servers."""
+    return {
+        identity: name
+        for name, server in servers.items()
+        for identity in server.list_identities()
+        if identity[0] not in NODE_REASONS
+    }
+
+
 def _find_node_owners(
-    old: FleetRepository, new_servers: Iterable[DescribedServer]
+    old: Decisions | None, old_repository: FleetRepository | None, new_servers: Iterable[DescribedServer]
 ) -> dict[str | None, dict[IdentityKey, str]]:
     """Return the old servers that have a name, xname or nid of a new server, by ledger and identity.
 
     The old servers include unchanged servers, which may share these identities with a changed server. The ledger is
     None for servers whose instance is unknown. An instance serves only its own servers, so servers of two instances can
-    have the same identities.
+    have the same identities. The result is empty unless the old commit publishes files for OpenCHAMI.
     """
-    wanted = {identity for each in new_servers for identity in list_node_identities(each.machine.name, each.labels)}
-    found = [
+    if old is None or old_repository is None or Output.BSS not in old.outputs:
+        return {}
+    wanted = {
+        identity for server in new_servers for identity in list_node_identities(server.machine.name, server.labels)
+    }
+    shared = [
         (identity, name)
-        for name, each in old.servers.items()
-        for identity in list_node_identities(name, each.metadata.labels)
+        for name, server in old_repository.servers.items()
+        for identity in list_node_identities(name, server.metadata.labels)
         if identity in wanted
     ]
-    sites = _find_instance_sites(old, {name for _, name in found})
+    sites = _find_instance_sites(old_repository, {name for _, name in shared})
     owners: dict[str | None, dict[IdentityKey, str]] = {}
-    for identity, name in found:
+    for identity, name in shared:
         owners.setdefault(sites[name].ledger if name in sites else None, {})[identity] = name
     return owners
 
@@ -359,47 +407,97 @@ def _find_instance_sites(repository: FleetRepository | None, names: Iterable[str
     """Return a mapping from server names to sites, for the servers whose site has its own instance."""
     if repository is None or all(site.ledger is None for site in repository.fleet.spec.sites):
         return {}
-    selection = build_site_index(repository)
-    found = {name: selection.find(repository.servers[name]) for name in names if name is not None}
-    return {name: selected[0] for name, selected in found.items() if selected and selected[0].ledger is not None}
+    index = build_site_index(repository)
+    sites = {name: index.find(repository.servers[name]) for name in names if name is not None}
+    return {name: found[0] for name, found in sites.items() if found and found[0].ledger is not None}
 
 
-def _compare_server(
-    old: Decision | None,
-    new: Decision | None,
-    mutated_images: set[str],
-    shared_change: SharedChange | None,
-    identity_reinstalls: tuple[Reinstall, ...],
-    new_site: str | None,
-    claims: DiskClaims,
-) -> ServerChange | None:
-    both = (old, new) if old is not None and new is not None else None
-    is_same = both is not None and both[0].digest == both[1].digest
-    all_files = shared_change is not None and affects_all_files(shared_change)
-    # only fields that are not part of the decision differ, such as addresses
-    if is_same and not all_files and not identity_reinstalls:
-        return None
-    reinstalls = find_reinstalls(*both) if both is not None and not is_same else ()
-    reinstalls += identity_reinstalls
-    reinstalls += claims.find_new_claims(old, new) if new is not None and not is_same else ()
-    found = find_risks(old, new, reinstalls) if not is_same or identity_reinstalls else frozenset()
-    if both is not None and all_files:
-        found |= {Risk.OUTPUTS}
-    elif both is not None and not reinstalls and Risk.RESET not in found and is_harmless(*both):
-        found |= {Risk.HARMLESS}
-    if not is_same and mutated_images & {*list_images(old), *list_images(new)}:
-        found |= {Risk.MUTATED_IMAGE}
-    unknown = find_unknown_reasons(old, new, new_site) if not is_same else ()
-    if unknown:
-        found |= {Risk.BECOMES_UNKNOWN}
-    return ServerChange(
-        old=old,
-        new=new,
-        risks=found,
-        reinstalls=reinstalls,
-        effects=find_effects(old, new, found, reinstalls),
-        unknown=unknown,
-    )
+class _ServerComparison(NamedTuple):
+    change: ServerChange | None  # None: the server did not change
+    gained: tuple[GainedIdentity, ...] = ()
+    lost: tuple[LostIdentity, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _ServerComparer:
+    """Compares single servers of two commits."""
+
+    is_first: bool  # whether there is no old commit
+    old_servers: Mapping[str, DescribedServer]  # by name, as the following mappings
+    new_servers: Mapping[str, DescribedServer]
+    old_sites: Mapping[str, Site]  # the sites that have their own instance
+    new_sites: Mapping[str, Site]
+    owners: dict[IdentityKey, str]  # the names of old servers
+    node_owners: Mapping[str | None, dict[IdentityKey, str]]  # the same for identities of nodes, by ledger
+    mutated_images: Collection[str]
+    shared_change: SharedChange | None
+    claims: DiskClaims
+
+    def compare(self, old_name: str | None, new_name: str | None) -> _ServerComparison:
+        """Compare a server that has these names in the two commits."""
+        old, new = self.old_servers.get(old_name or ""), self.new_servers.get(new_name or "")
+        has_new_claim = old_name is None and new is not None and self.claims.has_new_claim(new.decision)
+        identities = list_install_identities(new, has_new_claim=has_new_claim)
+        reinstalls = find_identity_reinstalls(identities, self._find_owners(new_name), old)
+        gained: tuple[GainedIdentity, ...] = ()
+        if new is not None and not self.is_first:
+            gained = tuple(find_gained_identities(old, new, reinstalls, has_new_claim=has_new_claim))
+        return _ServerComparison(
+            change=self._build_change(
+                old.decision if old is not None else None,
+                new.decision if new is not None else None,
+                reinstalls,
+                self._find_new_site(old_name, new_name),
+            ),
+            gained=gained,
+            lost=tuple(find_lost_identities(old, new)) if old is not None else (),
+        )
+
+    def _find_owners(self, new_name: str | None) -> Mapping[IdentityKey, str]:
+        site = self.new_sites.get(new_name or "")
+        ledgers = (site.ledger if site is not None else None, None)
+        return ChainMap(self.owners, *(self.node_owners[ledger] for ledger in ledgers if ledger in self.node_owners))
+
+    def _find_new_site(self, old_name: str | None, new_name: str | None) -> str | None:
+        """Return the new site of a server that moves between sites with their own instances, or None."""
+        old, new = self.old_sites.get(old_name or ""), self.new_sites.get(new_name or "")
+        return new.name if old is not None and new is not None and old.ledger != new.ledger else None
+
+    def _build_change(
+        self,
+        old: Decision | None,
+        new: Decision | None,
+        identity_reinstalls: tuple[Reinstall, ...],
+        new_site: str | None,
+    ) -> ServerChange | None:
+        both = (old, new) if old is not None and new is not None else None
+        is_same = both is not None and both[0].digest == both[1].digest
+        all_files = self.shared_change is not None and affects_all_files(self.shared_change)
+        # only fields that are not part of the decision differ, such as addresses
+        if is_same and not all_files and not identity_reinstalls:
+            return None
+        reinstalls = find_reinstalls(*both) if both is not None and not is_same else ()
+        reinstalls += identity_reinstalls
+        if new is not None and not is_same:
+            reinstalls += self.claims.find_new_claims(old, new)
+        risks = find_risks(old, new, reinstalls) if not is_same or identity_reinstalls else frozenset()
+        if both is not None and all_files:
+            risks |= {Risk.OUTPUTS}
+        elif both is not None and not reinstalls and Risk.RESET not in risks and is_harmless(*both):
+            risks |= {Risk.HARMLESS}
+        if not is_same and not {*list_images(old), *list_images(new)}.isdisjoint(self.mutated_images):
+            risks |= {Risk.MUTATED_IMAGE}
+        unknown = find_unknown_reasons(old, new, new_site) if not is_same else ()
+        if unknown:
+            risks |= {Risk.BECOMES_UNKNOWN}
+        return ServerChange(
+            old=old,
+            new=new,
+            risks=risks,
+            reinstalls=reinstalls,
+            effects=find_effects(old, new, risks, reinstalls),
+            unknown=unknown,
+        )
 
 
 def _describe_servers(
@@ -408,22 +506,22 @@ def _describe_servers(
     if decisions is None or repository is None:
         return {}
     return {
-        each.name: DescribedServer(
-            decisions.servers[each.name],
-            each,
-            decisions.networks[each.name],
-            repository.servers[each.name].metadata.labels,
+        machine.name: DescribedServer(
+            decisions.servers[machine.name],
+            machine,
+            decisions.networks[machine.name],
+            repository.servers[machine.name].metadata.labels,
             decisions.outputs,
         )
-        for each in machines
+        for machine in machines
     }
 
 
-# Groups of servers
+# Numbers of changes in groups of servers
 
 
 def _count_areas(
-    pairs: Iterable[tuple[str | None, str | None]],
+    pairs: Iterable[MatchingPair],
     servers: Iterable[ServerChange],
     old: FleetRepository | None,
     new: FleetRepository,
@@ -451,34 +549,18 @@ def _count_areas(
     for change in servers:
         before = change.old.server if change.old else None
         touched = {None, *labels(old, before), *labels(new, change.new.server if change.new else None)}
-        what = "less" if Risk.HARMLESS in change.risks else "changed"
+        field_name = "less" if Risk.HARMLESS in change.risks else "changed"
         if change.fate is ChangeKind.ADDED:
-            what = "added"
+            field_name = "added"
         elif change.fate is ChangeKind.REMOVED or change.retired:
-            what = "removed"
-        increment(what, touched)
+            field_name = "removed"
+        increment(field_name, touched)
         if change.reinstalls:
             increment("reinstalled", touched)
     return build_areas(counts)
 
 
-class UnknownCause(StrEnum):
-    """A cause that can prevent gitboot from determining whether a server is provisioned."""
-
-    NEW_SERVER = "came"  # the server is new, and may have been installed elsewhere
-    # the server replaces a board without a Server document; only the ledger may contain the board
-    REPLACES = "replaces"
-    BOARD = "board"  # the UUID of the server changed, and its document does not contain the old UUID
-    NOT_RAISED = "not raised"  # the server replaces a board, but its provision number was not raised
-    MOVED = "moved"  # the server moves to an instance without a record of the server
-    OVERWRITTEN = "overwritten"  # a maintenance writes the disks of the server
-
-
-class UnknownReason(NamedTuple):
-    """The reason why gitboot cannot determine whether a server is provisioned, as a cause with a detail."""
-
-    cause: UnknownCause
-    detail: str  # the provision number, the old UUID, the new site, or the maintenance
+# Reasons why a state becomes unknown
 
 
 def find_unknown_reasons(
@@ -491,27 +573,26 @@ def find_unknown_reasons(
     """
     if new is None:
         return ()
-    found = [UnknownReason(UnknownCause.MOVED, new_site)] if new_site is not None else []
+    reasons = [UnknownReason(UnknownCause.MOVED, new_site)] if new_site is not None else []
     if old is None and new.replaces is not None:
-        found.append(UnknownReason(UnknownCause.REPLACES, new.replaces))
+        reasons.append(UnknownReason(UnknownCause.REPLACES, new.replaces))
     elif old is None and new.provision > HIGHEST_NEW_PROVISION:
-        found.append(UnknownReason(UnknownCause.NEW_SERVER, str(new.provision)))
+        reasons.append(UnknownReason(UnknownCause.NEW_SERVER, str(new.provision)))
     elif old is not None and old.uuid != new.uuid and new.replaces != old.uuid:
-        found.append(UnknownReason(UnknownCause.BOARD, old.uuid))
+        reasons.append(UnknownReason(UnknownCause.BOARD, old.uuid))
     elif old is not None and old.uuid != new.uuid and new.provision <= old.provision:
-        found.append(UnknownReason(UnknownCause.NOT_RAISED, str(new.provision)))
+        reasons.append(UnknownReason(UnknownCause.NOT_RAISED, str(new.provision)))
     if new.stopped or (new.policy is not None and new.policy.network_boot is NetworkBoot.ALWAYS):
-        return tuple(found)  # gitboot serves no install boot, or the policy ignores records
-    before = {each.name: replace(each, before=None) for each in old.maintenances} if old is not None else {}
-    found += (
-        UnknownReason(UnknownCause.OVERWRITTEN, each.name)
-        for each in new.maintenances
-        if each.boot is not None and each.boot.writes_disk and before.get(each.name) != replace(each, before=None)
-    )
-    return tuple(found)
+        return tuple(reasons)  # gitboot serves no install boot, or the policy ignores records
+    old_maintenances = {each.name: replace(each, before=None) for each in old.maintenances} if old is not None else {}
+    for maintenance in new.maintenances:
+        writes_disk = maintenance.boot is not None and maintenance.boot.writes_disk
+        if writes_disk and old_maintenances.get(maintenance.name) != replace(maintenance, before=None):
+            reasons.append(UnknownReason(UnknownCause.OVERWRITTEN, maintenance.name))
+    return tuple(reasons)
 
 
-MatchingPair = tuple[str | None, str | None]  # old and new name of a server; None: the server is not in this commit
+# Pairs of servers
 
 
 def match_servers(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Machine]) -> list[MatchingPair]:
@@ -528,20 +609,21 @@ def match_servers(old: Mapping[SystemUuid, Machine], new: Mapping[SystemUuid, Ma
         if machine.replaces is not None and machine.replaces in removed:
             pairs.append((removed.pop(machine.replaces).name, added.pop(uuid).name))
     for kind in ("name", "MAC", "serial", "BMC"):
-        owners = {identity: uuid for uuid, machine in removed.items() for identity in _list_identities(machine, kind)}
+        owners = {value: uuid for uuid, machine in removed.items() for value in _list_identities(machine, kind)}
         for uuid, machine in list(added.items()):
-            old_uuid = next(
-                (owners[identity] for identity in _list_identities(machine, kind) if identity in owners), None
-            )
+            old_uuid = next((owners[value] for value in _list_identities(machine, kind) if value in owners), None)
             if old_uuid in removed:
                 pairs.append((removed.pop(old_uuid).name, added.pop(uuid).name))
-    found: list[MatchingPair] = [*pairs, *((machine.name, None) for machine in removed.values())]
-    found += ((None, machine.name) for machine in added.values())
-    return sorted(found, key=lambda pair: (pair[1] or pair[0] or "", pair[0] or ""))
+    all_pairs: list[MatchingPair] = [*pairs, *((machine.name, None) for machine in removed.values())]
+    all_pairs += ((None, machine.name) for machine in added.values())
+    return sorted(all_pairs, key=lambda pair: (pair[1] or pair[0] or "", pair[0] or ""))
 
 
 def _list_identities(machine: Machine, kind: str) -> Iterator[str]:
-    return (value for what, value in machine.list_keys() if what == kind)
+    return (value for key_kind, value in machine.list_keys() if key_kind == kind)
+
+
+# Changed fields of decisions
 
 
 class EffectKind(StrEnum):
@@ -578,13 +660,9 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
         last = new_decision or before[uuid]
         if old_decision is not None and new_decision is not None and old_decision.digest == new_decision.digest:
             continue
-        kind = (
-            EffectKind.ADDED
-            if old_decision is None
-            else EffectKind.REMOVED
-            if new_decision is None
-            else EffectKind.CHANGED
-        )
+        kind = EffectKind.CHANGED
+        if old_decision is None or new_decision is None:
+            kind = EffectKind.ADDED if old_decision is None else EffectKind.REMOVED
         changes = find_field_changes("", to_json_value(old_decision) or {}, to_json_value(new_decision) or {})
         found[uuid] = ServerEffect(server=last.server, kind=kind, changes=tuple(changes))
     return found
@@ -611,19 +689,3 @@ def _has_names(value: Any) -> bool:
         return False
     names = [each.get("name") if isinstance(each, dict) else None for each in value]
     return all(isinstance(name, str) for name in names) and len({*names}) == len(names)
-
-
-class ReviewedRevision(Struct, frozen=True, kw_only=True):
-    """One of the two revisions that a review compares. An invalid revision has problems instead of decisions."""
-
-    named: str
-    revision: str
-    decisions: Decisions | None
-    repository: FleetRepository | None
-    problems: tuple[Problem, ...]
-
-    @property
-    def short(self) -> str:
-        """The abbreviated revision, or "" if `named` is already this text."""
-        parts = (part[:12] if len(part) == 40 else part for part in self.revision.split())
-        return "" if self.revision == self.named else " ".join(parts)
