@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from gitboot.fleet.documents import Id
+from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.problems import Problem, Severity
 from gitboot.review.acknowledgements import (
@@ -18,7 +18,7 @@ from gitboot.review.acknowledgements import (
     format_approval,
     list_ack_guards,
 )
-from gitboot.review.change_groups import CauseFinder, ChangeCause, Group, build_groups, describe_causes
+from gitboot.review.change_groups import CauseFinder, ChangeCause, Commit, Group, build_groups, describe_causes
 from gitboot.review.commit_path import HeldStep, ReviewedCommit, judge_by_steps, tighten_limits
 from gitboot.review.decision_changes import Changes, ReviewedRevision, compare_decisions
 from gitboot.review.document_changes import (
@@ -192,40 +192,48 @@ class Review(Struct, frozen=True, kw_only=True):
         """Yield the dangers, the worst first."""
         if self.changes is None:
             return
-        servers = {change.name for change in self.changes.servers}
-        for risk in (risk for risk in Risk if risk in DANGEROUS):
-            found = [group for group in self.groups if risk in group.risks]
-            names = tuple(sorted(name for group in found for name in group.names))
-            reasons: tuple[str, ...] = ()
-            if risk is Risk.REINSTALL:
-                reinstall_texts = (phrases.format_reinstall(each) for group in found for each in group.reinstalls)
-                claims = (phrases.format_claim(each.image, each.place, each.writer) for each in self.claims)
-                reasons = tuple(dict.fromkeys((*claims, *reinstall_texts)))
-                names = names or tuple(f"BootImage/{each.image}" for each in self.claims)
-            elif risk is Risk.ACCESS and self.changes.access:
-                names, reasons = ("every machine",), tuple(map(phrases.format_access_change, self.changes.access))
-            elif risk is Risk.RESET:
-                changes = (change for group in found for change in group.servers)
-                reasons = tuple(dict.fromkeys(each for change in changes for each in phrases.describe_resets(change)))
-            elif risk is Risk.BECOMES_UNKNOWN:
-                reasons = tuple(dict.fromkeys(each for group in found for each in phrases.list_unknown_reasons(group)))
-            elif risk is Risk.WITHDRAWN and any(each.servers[0].fate is ChangeKind.REMOVED for each in found):
-                reasons = (f"a machine without a document gets the boot of unknown machines: {self._unknown_boot}",)
-            elif risk is Risk.UNKNOWN_SERVERS and self.changes.unknown and not self.changes.first:
-                names = ("every unknown machine",)
-            elif risk is Risk.MUTATED_IMAGE:
-                reasons = names and tuple(f"BootImage/{each.name}" for each in self.changes.images if each.mutated)
-            elif risk is Risk.PROVENANCE:
-                shown = list(phrases.list_provenance_risks(self.provenance))
-                names = tuple(dict.fromkeys(f"ImageStream/{each.stream}" for each in shown))
-                reasons = tuple(each.reason for each in shown)
-            elif risk is Risk.KERNEL_ARGUMENTS:
-                changed = (field for group in found for field in group.fields if "kernelArguments" in field.path)
-                reasons = tuple(dict.fromkeys(map(phrases.format_change, changed)))
+        server_names = {change.name for change in self.changes.servers}
+        for risk in Risk:
+            if risk not in DANGEROUS:
+                continue
+            names, reasons = self._describe_danger(self.changes, risk)
             if names:
-                yield Danger(
-                    risk, names, reasons, f"{format_count(len(names), 'server')}: " if names[0] in servers else ""
+                number = f"{format_count(len(names), 'server')}: " if names[0] in server_names else ""
+                yield Danger(risk, names, reasons, number)
+
+    def _describe_danger(self, changes: Changes, risk: Risk) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the names of what a dangerous change affects, and the reasons. No names: the risk does not exist."""
+        groups = [group for group in self.groups if risk in group.risks]
+        names = tuple(sorted(name for group in groups for name in group.names))
+        reasons: Iterable[str] = ()
+        match risk:
+            case Risk.REINSTALL:
+                claims = [phrases.format_claim(claim.image, claim.place, claim.writer) for claim in self.claims]
+                reasons = (*claims, *(phrases.format_reinstall(each) for group in groups for each in group.reinstalls))
+                names = names or tuple(f"BootImage/{claim.image}" for claim in self.claims)
+            case Risk.ACCESS if changes.access:
+                names = ("every machine",)
+                reasons = map(phrases.format_access_change, changes.access)
+            case Risk.RESET:
+                reasons = (
+                    text for group in groups for change in group.servers for text in phrases.describe_resets(change)
                 )
+            case Risk.BECOMES_UNKNOWN:
+                reasons = (text for group in groups for text in phrases.list_unknown_reasons(group))
+            case Risk.WITHDRAWN if any(group.servers[0].fate is ChangeKind.REMOVED for group in groups):
+                reasons = (f"a machine without a document gets the boot of unknown machines: {self._unknown_boot}",)
+            case Risk.UNKNOWN_SERVERS if changes.unknown and not changes.first:
+                names = ("every unknown machine",)
+            case Risk.MUTATED_IMAGE:
+                reasons = (f"BootImage/{image.name}" for image in changes.images if image.mutated)
+            case Risk.PROVENANCE:
+                provenance_risks = list(phrases.list_provenance_risks(self.provenance))
+                names = tuple(dict.fromkeys(f"ImageStream/{each.stream}" for each in provenance_risks))
+                reasons = [each.reason for each in provenance_risks]
+            case Risk.KERNEL_ARGUMENTS:
+                fields = (field for group in groups for field in group.fields if "kernelArguments" in field.path)
+                reasons = map(phrases.format_change, fields)
+        return names, tuple(dict.fromkeys(reasons))
 
     @property
     def ack_lines(self) -> tuple[str, ...]:
@@ -290,34 +298,13 @@ def review_commits(
         return Review(base=base, head=head, command=command)
     changes = known_changes or compare_decisions(base.decisions, head.decisions, base.repository, head.repository)
     acknowledgements, ignored = find_acknowledgements(messages, changes.digest, reinstalls_need, used_ack_ids)
-    verdict, steps = judge(changes.extent, tighten_limits(limits, base, head), acknowledgements), tuple[HeldStep, ...]()
+    verdict = judge(changes.extent, tighten_limits(limits, base, head), acknowledgements)
+    steps: tuple[HeldStep, ...] = ()
     if len(commits) > 1:
         verdict, steps, ignored = judge_by_steps(verdict, base, head, commits, limits, reinstalls_need, used_ack_ids)
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
     causes = CauseFinder(changes, base.repository, head.repository)
-    unknown = shared = None
-    if old is not None and changes.unknown is not None:
-        unknown = CommonChange(
-            title="the boot of unknown machines",
-            causes=describe_causes(causes.find_unknown_causes((old[0].unknown, new[0].unknown)), changes, new[1]),
-            fields=(),
-            rendered=diff_unknown_boots(old[0], new[0]),
-        )
-    if old is not None and changes.shared is not None:
-        shared = CommonChange(
-            title="the boot files of all machines"
-            if affects_all_files(changes.shared)
-            else "what gitboot publishes for all machines",
-            causes=describe_causes(causes.find_shared_causes(changes.shared), changes, new[1]),
-            fields=tuple(compare_fields(changes.shared.old or {}, changes.shared.new)),
-            rendered=diff_shared_files(old[0], new[0]),
-        )
-    claims = []
-    for image in changes.disk_claims:
-        place = path, line, _ = locate_field(head.repository, Id("BootImage", image), "spec", "writesDisk")
-        author = writer(path, line) if writer is not None else None
-        claims.append(ImageClaim(image=image, place=place, writer=author))
     return Review(
         base=base,
         head=head,
@@ -327,9 +314,41 @@ def review_commits(
         ignored_lines=ignored,
         steps=steps,
         groups=build_groups(changes, old, new, causes),
-        unknown=unknown,
-        shared=shared,
-        claims=tuple(claims),
+        unknown=_build_unknown_change(changes, old, new, causes) if old is not None else None,
+        shared=_build_shared_change(changes, old, new, causes) if old is not None else None,
+        claims=tuple(_find_image_claims(changes, head.repository, writer)),
         provenance=compare_provenance(changes, base.repository, head.repository, signature_results or {}),
         reinstalls_need=reinstalls_need,
     )
+
+
+def _build_unknown_change(changes: Changes, old: Commit, new: Commit, causes: CauseFinder) -> CommonChange | None:
+    if changes.unknown is None:
+        return None
+    return CommonChange(
+        title="the boot of unknown machines",
+        causes=describe_causes(causes.find_unknown_causes((old[0].unknown, new[0].unknown)), changes, new[1]),
+        fields=(),
+        rendered=diff_unknown_boots(old[0], new[0]),
+    )
+
+
+def _build_shared_change(changes: Changes, old: Commit, new: Commit, causes: CauseFinder) -> CommonChange | None:
+    if changes.shared is None:
+        return None
+    affects_boots = affects_all_files(changes.shared)
+    return CommonChange(
+        title="the boot files of all machines" if affects_boots else "what gitboot publishes for all machines",
+        causes=describe_causes(causes.find_shared_causes(changes.shared), changes, new[1]),
+        fields=tuple(compare_fields(changes.shared.old or {}, changes.shared.new)),
+        rendered=diff_shared_files(old[0], new[0]),
+    )
+
+
+def _find_image_claims(
+    changes: Changes, repository: FleetRepository, writer: Callable[[str, int], str | None] | None
+) -> Iterator[ImageClaim]:
+    for image in changes.disk_claims:
+        place = locate_field(repository, Id("BootImage", image), "spec", "writesDisk")
+        path, line, _ = place
+        yield ImageClaim(image=image, place=place, writer=writer(path, line) if writer is not None else None)
