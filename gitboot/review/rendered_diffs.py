@@ -55,30 +55,27 @@ class RenderedChanges:
             return compute_digest(None)  # the server no longer has files
         before, after = self._render_boots(change, lay_out_user_data)
         old_values, new_values = find_own_values(change.old, change.new, self._old, self._new)
-        texts = []
-        for boot in sorted(before.keys() | after.keys()):
-            for file in sorted(before.get(boot, {}).keys() | after.get(boot, {}).keys()):
-                sides = ((old_values, before.get(boot, {}).get(file)), (new_values, after.get(boot, {}).get(file)))
-                texts.append(
-                    [boot, file, *(_mask_values(text, own) if text is not None else None for own, text in sides)]
-                )
+        texts = [
+            (boot, file, _mask_text(old, old_values), _mask_text(new, new_values))
+            for boot, file, old, new in _pair_texts(before, after)
+        ]
         texts_digest = compute_digest(texts)
-        if (diffs_digest := self._keys.get(texts_digest)) is None:
-            differing = [(boot, file, old, new) for boot, file, old, new in texts if old != new]
-            diffs_digest = compute_digest([[boot, file, *_find_hunks(old, new)] for boot, file, old, new in differing])
-            self._keys[texts_digest] = diffs_digest
-        return diffs_digest
+        if texts_digest not in self._keys:
+            self._keys[texts_digest] = compute_digest(
+                [[boot, file, *_find_hunks(old, new)] for boot, file, old, new in texts if old != new]
+            )
+        return self._keys[texts_digest]
 
     def render_diffs(self, change: ServerChange) -> tuple[RenderedDiff, ...]:
         """Return the diffs of a server's files for each boot, without values that look like secrets."""
-        return tuple(
-            _diff_boots(*self._render_boots(change, hide_secrets), *self._render_boots(change, lay_out_user_data))
-        )
+        old_shown, new_shown = self._render_boots(change, hide_secrets)
+        old_whole, new_whole = self._render_boots(change, lay_out_user_data)
+        return tuple(_diff_boots(old_shown, new_shown, old_whole, new_whole))
 
     def mask_lines(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> list[str]:
         """Return the added and removed lines in a server's diffs. Placeholder names replace the server's own values."""
         old_values, new_values = find_own_values(change.old, change.new, self._old, self._new)
-        lines = [line for each in diffs for line in each.lines[2:] if line[:1] in ("-", "+")]
+        lines = [line for diff in diffs for line in diff.lines[2:] if line[:1] in ("-", "+")]
         return [_mask_values(line, old_values if line.startswith("-") else new_values) for line in lines]
 
     def list_own_values(self, change: ServerChange, diffs: Iterable[RenderedDiff]) -> tuple[str, ...]:
@@ -91,7 +88,20 @@ class RenderedChanges:
 
     def _render_boots(self, change: ServerChange, prepare: Callable[[Boot], Boot]) -> tuple[Boots, Boots]:
         before = _render_decision(self._old, change.old, prepare) if self._old and change.old else {}
-        return before, _render_decision(self._new, change.new, prepare) if change.new else {}
+        after = _render_decision(self._new, change.new, prepare) if change.new else {}
+        return before, after
+
+
+def _pair_texts(old: Boots, new: Boots) -> Iterator[tuple[str, str, str | None, str | None]]:
+    """Yield each boot and file with its old and its new text, sorted by boot and file. None: there is no such file."""
+    for boot in sorted(old.keys() | new.keys()):
+        old_texts, new_texts = old.get(boot, {}), new.get(boot, {})
+        for file in sorted(old_texts.keys() | new_texts.keys()):
+            yield boot, file, old_texts.get(file), new_texts.get(file)
+
+
+def _mask_text(text: str | None, own_values: Mapping[str, str]) -> str | None:
+    return _mask_values(text, own_values) if text is not None else None
 
 
 def _find_hunks(old: str | None, new: str | None) -> list[object]:
@@ -114,55 +124,57 @@ def _split_lines(text: str | None) -> list[str]:
 def diff_unknown_boots(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
     """Return the diffs of the files that unknown machines fetch."""
 
-    def texts(decisions: Decisions) -> Texts:
-        found = dict(ipxe.render_shared(decisions)).get("boot/unknown.ipxe")
-        texts = {"unknown.ipxe": found.content.decode()} if found else {}
+    def render_texts(decisions: Decisions) -> Texts:
+        script = dict(ipxe.render_shared(decisions)).get("boot/unknown.ipxe")
+        texts = {"unknown.ipxe": script.content.decode()} if script else {}
         for architecture, boot in sorted((decisions.unknown or {}).items()):
             if boot.user_data is not None:
                 texts |= {f"{architecture} {name}": text for name, text in boot.user_data.files.items()}
         return texts
 
-    return _diff_common_files("unknown servers", texts, old, new)
+    return _diff_common_files("unknown servers", render_texts, old, new)
 
 
 def diff_shared_files(old: Decisions | None, new: Decisions) -> tuple[RenderedDiff, ...]:
     """Return the diffs of the files that each machine fetches first."""
 
-    def texts(decisions: Decisions) -> Texts:
+    def render_texts(decisions: Decisions) -> Texts:
         if Output.GRUB not in decisions.outputs:
             return {}
         shared = dict(grub.render_shared(decisions))
         del shared[SIGNED_GRUB]  # the file is the same for every fleet
         return {path.removeprefix("boot/"): file.content.decode() for path, file in shared.items()}
 
-    return _diff_common_files("all machines", texts, old, new)
+    return _diff_common_files("all machines", render_texts, old, new)
 
 
 def _diff_common_files(
     boot: str, render_texts: Callable[[Decisions], Texts], old: Decisions | None, new: Decisions
 ) -> tuple[RenderedDiff, ...]:
-    shown, whole = (
-        [{boot: render_texts(_prepare_unknown(each, prepared))} if each else {} for each in (old, new)]
-        for prepared in (hide_secrets, lay_out_user_data)
-    )
-    return tuple(_diff_boots(*shown, *whole))
+    def render(decisions: Decisions | None, prepare: Callable[[Boot], Boot]) -> Boots:
+        return {boot: render_texts(_prepare_unknown(decisions, prepare))} if decisions else {}
+
+    old_shown, new_shown = render(old, hide_secrets), render(new, hide_secrets)
+    old_whole, new_whole = render(old, lay_out_user_data), render(new, lay_out_user_data)
+    return tuple(_diff_boots(old_shown, new_shown, old_whole, new_whole))
 
 
-def _diff_boots(old: Boots, new: Boots, whole_old: Boots, whole_new: Boots) -> Iterator[RenderedDiff]:
+def _diff_boots(old: Boots, new: Boots, old_whole: Boots, new_whole: Boots) -> Iterator[RenderedDiff]:
     """Yield the diffs between files with hidden secrets. The ``whole`` files contain the secrets."""
     for boot in dict.fromkeys((*old, *new)):
-        before, after = old.get(boot, {}), new.get(boot, {})
-        for file in sorted(before.keys() | after.keys()):
-            shown = before.get(file), after.get(file)
-            whole = whole_old.get(boot, {}).get(file), whole_new.get(boot, {}).get(file)
+        old_texts, new_texts = old.get(boot, {}), new.get(boot, {})
+        for file in sorted(old_texts.keys() | new_texts.keys()):
+            old_text, new_text = old_texts.get(file), new_texts.get(file)
+            old_hidden = _count_hidden_lines(old_text, old_whole.get(boot, {}).get(file))
+            new_hidden = _count_hidden_lines(new_text, new_whole.get(boot, {}).get(file))
             # The number of changed lines that are hidden because they look like a secret.
-            old_hidden, new_hidden = (
-                Counter(_split_lines(text)) - Counter(_split_lines(part))
-                for part, text in zip(shown, whole, strict=True)
-            )
             hidden = ((old_hidden - new_hidden) + (new_hidden - old_hidden)).total()
-            if lines := _diff_texts(*shown, file, hidden):
+            if lines := _diff_texts(old_text, new_text, file, hidden):
                 yield RenderedDiff(boot=boot, file=file, lines=tuple(lines))
+
+
+def _count_hidden_lines(shown: str | None, whole: str | None) -> Counter[str]:
+    return Counter(_split_lines(whole)) - Counter(_split_lines(shown))
 
 
 _CONTEXT_LINES: Final = 2  # number of unchanged lines around each difference
@@ -177,7 +189,9 @@ def _diff_texts(old: str | None, new: str | None, file: str, hidden_lines: int) 
     before, after = (file if text is not None else "/dev/null" for text in (old, new))
     lines = list[str]()
     for line in unified_diff(old_lines, new_lines, before, after, n=_CONTEXT_LINES):
-        lines += [line[:-1]] if line.endswith("\n") else [line, _NO_LINE_END]
+        lines.append(line.removesuffix("\n"))
+        if not line.endswith("\n"):
+            lines.append(_NO_LINE_END)
     if hidden_lines and not lines:
         lines = [f"--- {before}", f"+++ {after}"]
     if len(lines) > _MAX_DIFF_LINES:
@@ -188,17 +202,17 @@ def _diff_texts(old: str | None, new: str | None, file: str, hidden_lines: int) 
 
 
 def _render_decision(decisions: Decisions, decision: Decision, prepare: Callable[[Boot], Boot]) -> Boots:
-    found: Boots = {}
+    boots: Boots = {}
     policy = decision.policy
     if policy is not None and policy.boot is not None and policy.network_boot is not NetworkBoot.NEVER:
         cause = Cause.ALWAYS if policy.network_boot is NetworkBoot.ALWAYS else Cause.PENDING
         plan = _make_plan(decision, prepare(policy.boot), Phase.NETWORK, cause, policy=policy.policy)
-        found["BootPolicy"] = _render_texts(decisions, decision, plan)
+        boots["BootPolicy"] = _render_texts(decisions, decision, plan)
     for each in decision.maintenances:
         if each.boot is not None:
             plan = _make_plan(decision, prepare(each.boot), Phase.MAINTENANCE, Cause.MAINTENANCE, maintenance=each.name)
-            found[f"Maintenance/{each.name}"] = _render_texts(decisions, decision, plan)
-    return found
+            boots[f"Maintenance/{each.name}"] = _render_texts(decisions, decision, plan)
+    return boots
 
 
 def _make_plan(
@@ -232,7 +246,8 @@ def _make_plan(
 
 
 def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> Texts:
-    texts, has_ipxe = {}, Output.IPXE in decisions.outputs
+    texts: Texts = {}
+    has_ipxe = Output.IPXE in decisions.outputs
     if has_ipxe:
         texts["boot.ipxe"] = _extract_script(dict(ipxe.render(decision, plan)), "boot.ipxe")
     # A GRUB script from a template can differ even if the iPXE scripts are equal.
@@ -248,14 +263,17 @@ def _render_texts(decisions: Decisions, decision: Decision, plan: BootPlan) -> T
 
 def _extract_script(files: dict[str, File], name: str) -> str:
     """Return a boot script without the digest of the plan, because any changed input changes this digest."""
-    found = next(file for path, file in files.items() if path.endswith(f"/{name}"))
-    return "".join(line for line in StringIO(found.content.decode()) if not line.startswith("# gitboot plan "))
+    script = next(file for path, file in files.items() if path.endswith(f"/{name}"))
+    return "".join(line for line in StringIO(script.content.decode()) if not line.startswith("# gitboot plan "))
 
 
 def _prepare_unknown(decisions: Decisions, prepare: Callable[[Boot], Boot]) -> Decisions:
     if decisions.unknown is None:
         return decisions
     return structs.replace(decisions, unknown={name: prepare(boot) for name, boot in decisions.unknown.items()})
+
+
+# A server's own values
 
 
 _OPEN: Final = "\N{MATHEMATICAL LEFT ANGLE BRACKET}"
@@ -271,7 +289,7 @@ def _mask_values(text: str, own: Mapping[str, str]) -> str:
     The character ⟨ is escaped as ⟨⟨⟩. If values overlap, the function replaces the value that begins first. If several
     values begin at the same place, the function replaces the longest value.
     """
-    found = []
+    matches: list[tuple[int, int, str]] = []  # start, negative length, and name, so that sorting prefers longer values
     # Search for each value without a regular expression. To compile a pattern for each server would take twice as long
     # as the rest of this module.
     for value, name in (*own.items(), (_OPEN, _OPEN)):
@@ -280,10 +298,10 @@ def _mask_values(text: str, own: Mapping[str, str]) -> str:
             end = start + len(value)
             is_part = _extends_word(text[start - 1 : start], name) or _extends_word(text[end : end + 1], name)
             if value == _OPEN or not is_part:
-                found.append((start, -len(value), name))
+                matches.append((start, -len(value), name))
             start = text.find(value, start + 1)
-    parts, end = [], 0
-    for start, negative_length, name in sorted(found):
+    parts, end = list[str](), 0
+    for start, negative_length, name in sorted(matches):
         if start >= end:
             parts += [text[end:start], _OPEN, name, _CLOSE]
             end = start - negative_length
@@ -304,15 +322,13 @@ def find_own_values(
     old: Decision | None, new: Decision | None, old_decisions: Decisions | None, new_decisions: Decisions
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Return two mappings from a server's own values to placeholder names: one for the old, one for the new commit."""
-    sides = [
-        dict(_list_document_values(decision, decisions)) if decision is not None and decisions is not None else {}
-        for decision, decisions in ((old, old_decisions), (new, new_decisions))
-    ]
-    before, after = sides
+    before = dict(_list_document_values(old, old_decisions)) if old is not None and old_decisions is not None else {}
+    after = dict(_list_document_values(new, new_decisions)) if new is not None else {}
     if old is not None and new is not None:
         kept = before.items() & after.items()
-        before, after = ({value: name for value, name in side.items() if (value, name) in kept} for side in sides)
-    return {**before, **dict(_list_derived_values(old))}, {**after, **dict(_list_derived_values(new))}
+        before = {value: name for value, name in before.items() if (value, name) in kept}
+        after = {value: name for value, name in after.items() if (value, name) in kept}
+    return before | dict(_list_derived_values(old)), after | dict(_list_derived_values(new))
 
 
 def _list_document_values(decision: Decision, decisions: Decisions) -> Iterator[tuple[str, str]]:
@@ -334,14 +350,22 @@ def _list_document_values(decision: Decision, decisions: Decisions) -> Iterator[
 
 def _list_derived_values(decision: Decision | None) -> Iterator[tuple[str, str]]:
     """Yield the digests that depend on a server's own values, each with its placeholder name."""
-    for boot in decision.boots if decision is not None else ():
-        assert decision is not None  # noqa: S101 - the decision has a boot
+    if decision is None:
+        return
+    for boot in decision.boots:
         yield report_token(decision.uuid, decision.provision, boot.image), f"token of {boot.image}"
         if boot.user_data is not None:
             yield boot.user_data.digest, _DIGEST
 
 
+# User data without secrets
+
+
 _ARGUMENT: Final = "kernel argument "
+_DECODED: Final = "decoded from base64"
+_DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url writes
+# an escaped line end inside a string, except at the end of the string
+_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')
 
 
 def lay_out_user_data(boot: Boot) -> Boot:
@@ -354,11 +378,11 @@ def hide_secrets(boot: Boot) -> Boot:
     boot = _change_files(boot, lambda text: hide_secret_lines(_lay_out_json(text, hide_secret_lines)))
     boot = replace(boot, entries={name: hide_secret_lines(text) for name, text in boot.entries.items()})
     hidden = {leak.location.removeprefix(_ARGUMENT) for leak in find_leaks(boot)}
-    names = [each.partition("=")[0] for each in boot.kernel_arguments]
-    shown = (
-        f"{name}=HIDDEN" if name in hidden else each for name, each in zip(names, boot.kernel_arguments, strict=True)
-    )
-    return replace(boot, kernel_arguments=tuple(shown))
+    arguments = []
+    for argument in boot.kernel_arguments:
+        name = argument.partition("=")[0]
+        arguments.append(f"{name}=HIDDEN" if name in hidden else argument)
+    return replace(boot, kernel_arguments=tuple(arguments))
 
 
 def _change_files(boot: Boot, change: Callable[[str], str]) -> Boot:
@@ -377,14 +401,6 @@ def hide_decision_secrets(decision: Decision) -> Decision:
         replace(each, boot=hide_secrets(each.boot)) if each.boot else each for each in decision.maintenances
     )
     return replace(decision, policy=policy, maintenances=maintenances)
-
-
-_DECODED: Final = "decoded from base64"
-_DATA_URL: Final = "data:;base64,"  # the form that the template filter data_url writes
-
-
-# an escaped line end inside a string, except at the end of the string
-_LINE_END: Final = re.compile(r'(?<!\\)(?:\\\\)*\\n(?!")')
 
 
 def _lay_out_json(text: str, show: Callable[[str], str]) -> str:
@@ -406,9 +422,10 @@ def _parse_json(text: str) -> Any:
     """Parse JSON. Raises ValueError for invalid JSON and for duplicate keys, which parsers handle differently."""
 
     def reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        if len(found := dict(pairs)) < len(pairs):
+        mapping = dict(pairs)
+        if len(mapping) < len(pairs):
             raise ValueError("an object has a duplicate key")
-        return found
+        return mapping
 
     return json.loads(text, object_pairs_hook=reject_duplicates)
 
