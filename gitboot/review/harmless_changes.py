@@ -122,7 +122,9 @@ def compute_spans(decision: Decision, times: tuple[datetime, ...]) -> Iterator[D
     for time in times:
         active = [each for each in decision.maintenances if each.is_active(time)]
         active.sort(key=lambda maintenance: maintenance.priority, reverse=True)
-        demands = [*(_build_maintenance_demand(each, policy.boot if always_boots else None) for each in active), policy]
+        boot_while_waiting = policy.boot if always_boots else None
+        demands = [_build_maintenance_demand(maintenance, boot_while_waiting) for maintenance in active]
+        demands.append(policy)
         if decision.stopped:
             demands = [replacement if demand.writes_disk else demand for demand in demands]
         yield DemandSpan(demand=demands[0], lower_demands=tuple(demands[1:]))
@@ -130,11 +132,11 @@ def compute_spans(decision: Decision, times: tuple[datetime, ...]) -> Iterator[D
 
 def find_window_edges(*decisions: Decision) -> tuple[datetime, ...]:
     """Return the earliest possible datetime and all times at which windows in the decisions start or end, sorted."""
-    found = {datetime.min.replace(tzinfo=UTC)}
+    edges = {datetime.min.replace(tzinfo=UTC)}
     for decision in decisions:
         for maintenance in decision.maintenances:
-            found.update(each for each in (maintenance.start, maintenance.end) if each is not None)
-    return tuple(sorted(found))
+            edges.update(edge for edge in (maintenance.start, maintenance.end) if edge is not None)
+    return tuple(sorted(edges))
 
 
 def _build_policy_demand(policy: PolicyDecision | None) -> Demand:
@@ -216,7 +218,8 @@ def _is_demand_covered(demand: Demand, spans: list[DemandSpan]) -> bool:
 
     The other spans are the later spans, in order of time.
     """
-    current, condition = spans[0], demand.condition
+    current = spans[0]
+    condition = demand.condition
     if _is_narrower_demand(demand, current.demand):
         return True
     # For an install boot, the policy itself must demand this provision key in one of the spans.

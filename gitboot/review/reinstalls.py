@@ -63,6 +63,10 @@ class ReinstallReason(StrEnum):
     CLAIM_OF_BOOT = "claim of boot"
 
 
+# the modes in which the record of a server decides whether it gets an install boot
+_KEYED_MODES: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
+
+
 class Reinstall(NamedTuple):
     """One way in which a commit can cause a server to be reinstalled."""
 
@@ -81,18 +85,18 @@ def find_reinstalls(old: Decision, new: Decision) -> tuple[Reinstall, ...]:
     """
     times = find_window_edges(old, new)
     before, after = list(compute_spans(old, times)), list(compute_spans(new, times))
-    found: list[Reinstall] = []
+    reinstalls: list[Reinstall] = []
     for number, span in enumerate(after):
         demand, old_demand = span.demand, before[number].demand
         if not demand.writes_disk or _is_already_offered(demand, before[number:]):
             continue
         if old.stopped and not new.stopped:
-            found.append(Reinstall(ReinstallReason.STOPPED, None, None, demand.maintenance))
+            reinstalls.append(Reinstall(ReinstallReason.STOPPED, None, None, demand.maintenance))
         elif demand.maintenance is None:
-            found += _find_policy_reinstalls(old, new, old_demand)
+            reinstalls += _find_policy_reinstalls(old, new, old_demand)
         else:
-            found.append(_build_maintenance_reinstall(old, new, old_demand, demand.maintenance))
-    return tuple(dict.fromkeys(found))
+            reinstalls.append(_build_maintenance_reinstall(old, new, old_demand, demand.maintenance))
+    return tuple(dict.fromkeys(reinstalls))
 
 
 def _is_already_offered(demand: Demand, spans: list[DemandSpan]) -> bool:
@@ -121,9 +125,6 @@ def _is_already_offered(demand: Demand, spans: list[DemandSpan]) -> bool:
     )
 
 
-_KEYED_MODES: Final = frozenset({NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE})
-
-
 def _find_policy_reinstalls(old: Decision, new: Decision, old_demand: Demand) -> list[Reinstall]:
     before, after = old.policy, new.policy
     assert after is not None  # noqa: S101 - it asks for a boot
@@ -134,33 +135,29 @@ def _find_policy_reinstalls(old: Decision, new: Decision, old_demand: Demand) ->
         return [Reinstall(ReinstallReason.RECORD if only_by_record else ReinstallReason.POLICY, None, after.policy)]
     image_before = before.boot.image if before.boot is not None else None
     boots_before = before.boot.boots if before.boot is not None else after.boot.boots
-    values: dict[ReinstallReason, tuple[str | None, str]] = {
-        ReinstallReason.NETWORK_BOOT: (before.network_boot, after.network_boot),
-        ReinstallReason.WRITES_DISK: (image_before, after.boot.image),
-        ReinstallReason.IMAGE: (image_before, after.boot.image),
-        ReinstallReason.PROVISION: (str(before.provision), str(after.provision)),
-        ReinstallReason.ATTEMPTS: (str(before.attempts), str(after.attempts)),
-        ReinstallReason.BOOTS: (str(boots_before), str(after.boot.boots)),
-        ReinstallReason.WAIT: (before.wait_for, after.wait_for),
-        ReinstallReason.OVERRIDE: (before.override, after.override),
-    }
     is_keyed = after.network_boot in _KEYED_MODES
     wrote_disk = before.boot is not None and before.boot.writes_disk
     is_other_image = image_before != after.boot.image and after.network_boot is not NetworkBoot.ONCE
-    applies = {
-        ReinstallReason.NETWORK_BOOT: before.network_boot is not after.network_boot,
-        ReinstallReason.WRITES_DISK: not wrote_disk,
-        ReinstallReason.IMAGE: wrote_disk and is_other_image,
-        ReinstallReason.PROVISION: is_keyed and after.provision > before.provision,
-        ReinstallReason.ATTEMPTS: is_keyed and after.attempts > before.attempts,
-        ReinstallReason.BOOTS: is_keyed and after.boot.boots > boots_before,
-        ReinstallReason.WAIT: before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE,
-        ReinstallReason.OVERRIDE: before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE,
-    }
-    found = [Reinstall(why, *values[why]) for why in values if applies[why]]
-    if not found and old_demand.maintenance is not None:
-        found.append(Reinstall(ReinstallReason.UNCOVERED, old_demand.maintenance, None))
-    return found
+    reinstalls: list[Reinstall] = []
+    if before.network_boot is not after.network_boot:
+        reinstalls.append(Reinstall(ReinstallReason.NETWORK_BOOT, before.network_boot, after.network_boot))
+    if not wrote_disk:
+        reinstalls.append(Reinstall(ReinstallReason.WRITES_DISK, image_before, after.boot.image))
+    if wrote_disk and is_other_image:
+        reinstalls.append(Reinstall(ReinstallReason.IMAGE, image_before, after.boot.image))
+    if is_keyed and after.provision > before.provision:
+        reinstalls.append(Reinstall(ReinstallReason.PROVISION, str(before.provision), str(after.provision)))
+    if is_keyed and after.attempts > before.attempts:
+        reinstalls.append(Reinstall(ReinstallReason.ATTEMPTS, str(before.attempts), str(after.attempts)))
+    if is_keyed and after.boot.boots > boots_before:
+        reinstalls.append(Reinstall(ReinstallReason.BOOTS, str(boots_before), str(after.boot.boots)))
+    if before.wait_for is not after.wait_for and after.wait_for is PolicyWait.NONE:
+        reinstalls.append(Reinstall(ReinstallReason.WAIT, before.wait_for, after.wait_for))
+    if before.override is OverrideMode.NONE and after.override is not OverrideMode.NONE:
+        reinstalls.append(Reinstall(ReinstallReason.OVERRIDE, before.override, after.override))
+    if not reinstalls and old_demand.maintenance is not None:
+        reinstalls.append(Reinstall(ReinstallReason.UNCOVERED, old_demand.maintenance, None))
+    return reinstalls
 
 
 def _build_maintenance_reinstall(old: Decision, new: Decision, old_demand: Demand, name: str) -> Reinstall:
@@ -220,6 +217,9 @@ def may_be_already_installed(reinstalls: tuple[Reinstall, ...]) -> bool:
     boots of other machines, or whether an image really does not write disks.
     """
     return bool(reinstalls) and all(each.maintenance is None and each.why in _POLICY_REASONS for each in reinstalls)
+
+
+# Identities of servers
 
 
 class GainedIdentity(NamedTuple):
@@ -291,14 +291,14 @@ class DescribedServer(NamedTuple):
             yield from list_node_identities(self.machine.name, self.labels)
 
 
+NODE_REASONS: Final = frozenset({ReinstallReason.NAME, ReinstallReason.NID})
+
+
 def list_node_identities(server: str, labels: Mapping[str, str]) -> Iterator[IdentityKey]:
     """Yield the identities in queries of OpenCHAMI clients. Unlike other identities, several servers may share them."""
     yield from ((ReinstallReason.NAME, name) for name in sorted({server, labels.get("xname", server)}))
     if (nid := labels.get("nid")) is not None:
         yield ReinstallReason.NID, nid
-
-
-NODE_REASONS: Final = frozenset({ReinstallReason.NAME, ReinstallReason.NID})  # the kinds of these identities
 
 
 def _list_machine_identities(machine: Machine) -> Iterator[IdentityKey]:
@@ -339,11 +339,11 @@ def find_identity_reinstalls(
 
     ``owners`` maps identities to server names in the older commit. ``old`` is this server in the older commit.
     """
-    had = set(old.list_identities()) if old is not None else set()
+    old_identities = set(old.list_identities()) if old is not None else set()
     return tuple(
         Reinstall(ReinstallReason(identity[0]), owners[identity], identity[1])
         for identity in identities
-        if identity in owners and identity not in had
+        if identity in owners and identity not in old_identities
     )
 
 
@@ -358,13 +358,20 @@ def find_gained_identities(
 
     ``counted_reinstalls`` are the reinstallations that were already counted when the two commits were compared.
     """
-    before, counted = list_install_identities(old), {(each.why, each.new) for each in counted_reinstalls}
-    had = set(old.list_identities()) if old is not None else set()
-    machine = new.machine
+    before = list_install_identities(old)
+    counted = {(reinstall.why, reinstall.new) for reinstall in counted_reinstalls}
+    old_identities = set(old.list_identities()) if old is not None else set()
     for identity in list_install_identities(new, has_new_claim=has_new_claim):
         if identity not in before:
+            kind, value = identity
             yield GainedIdentity(
-                *identity, machine.name, machine.uuid, machine.replaces, identity in counted, identity not in had
+                kind=kind,
+                value=value,
+                server=new.machine.name,
+                uuid=new.machine.uuid,
+                replaces=new.machine.replaces,
+                is_counted=identity in counted,
+                is_new=identity not in old_identities,
             )
 
 
@@ -394,9 +401,12 @@ def update_lost_identities(
     If the accepted commit lets machines get a server's install boots through an identity, a guard has permitted this
     change. From then on, the identity belongs only to the machine of this server.
     """
-    now = before.union(newly_lost)
-    owners = {each.identity: each.uuid for each in newly_gained}
-    return frozenset(each for each in now if owners.get(each.key, each.uuid) == each.uuid) if owners else now
+    lost = before.union(newly_lost)
+    owners = {gained.identity: gained.uuid for gained in newly_gained}
+    return frozenset(each for each in lost if owners.get(each.key, each.uuid) == each.uuid) if owners else lost
+
+
+# Claims that a boot does not write disks
 
 
 # Kernel arguments that affect only the console output.
@@ -431,17 +441,21 @@ class DiskClaims:
         ``get_offered_claims`` returns the result of `list_claims` for all decisions in the earlier commit. gitboot
         calls this function only when it needs the claims. ``get_offered_claims`` is None if there is no earlier commit.
         """
-        self._offered, self._new = get_offered_claims and cache(get_offered_claims), new
-        self._hosts: set[str | None] = set()
+        self._get_offered = cache(get_offered_claims) if get_offered_claims is not None else None
+        self._new = new
+        self._hosts: set[str | None] = set()  # the base URLs in the earlier commit
         self.images = frozenset[str]()  # images whose content did not have such a claim before
         if old is None:
             return
         fleet = old.fleet.spec
         self._hosts = {fleet.base_url, *(site.base_url for site in fleet.sites)}
-        changed = (
-            key.name for key, each in documents.items() if key.kind == "BootImage" and each.fate != ChangeKind.REMOVED
-        )
-        claiming_images = [name for name in changed if not new.images[name].spec.writes_disk]
+        claiming_images = [
+            key.name
+            for key, change in documents.items()
+            if key.kind == "BootImage"
+            and change.fate is not ChangeKind.REMOVED
+            and not new.images[key.name].spec.writes_disk
+        ]
         if claiming_images and old.servers:  # without servers, for example in a first commit, no data can be lost
             known = set(map(_digest_image, old.images.values()))  # the digest also covers the claim
             self.images = frozenset(name for name in claiming_images if _digest_image(new.images[name]) not in known)
@@ -451,17 +465,17 @@ class DiskClaims:
 
         ``old`` is None for a new server.
         """
-        found = []
+        reinstalls = []
         for maintenance, boot in _list_claimed_boots(new):
             if boot.image in self.images:
-                found.append(Reinstall(ReinstallReason.CLAIM, None, boot.image, maintenance))
+                reinstalls.append(Reinstall(ReinstallReason.CLAIM, None, boot.image, maintenance))
             elif old is not None and not self._is_known_claim(old, new, boot):
-                found.append(Reinstall(ReinstallReason.CLAIM_OF_BOOT, None, boot.image, maintenance))
-        return tuple(found)
+                reinstalls.append(Reinstall(ReinstallReason.CLAIM_OF_BOOT, None, boot.image, maintenance))
+        return tuple(reinstalls)
 
     def has_new_claim(self, new: Decision) -> bool:
         """Return whether a new server has a boot whose claim that it does not write disks is new in the fleet."""
-        return self._offered is not None and any(
+        return self._get_offered is not None and any(
             boot.image in self.images or not self._is_known_claim(None, new, boot)
             for _, boot in _list_claimed_boots(new)
         )
@@ -480,7 +494,7 @@ class DiskClaims:
             _digest_start(old, old_boot) == start_digest for _, old_boot in _list_claimed_boots(old)
         ):
             return True  # only the user data changed, which configures the diskless system
-        return self._offered is not None and _digest_boot(new, boot) in self._offered()
+        return self._get_offered is not None and _digest_boot(new, boot) in self._get_offered()
 
 
 def _filter_arguments(arguments: Iterable[str]) -> list[str]:
@@ -501,9 +515,9 @@ def _list_claimed_boots(decision: Decision) -> Iterator[tuple[str | None, Boot]]
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return
     policy = decision.policy
-    offered = policy.boot if policy is not None and policy.network_boot is not NetworkBoot.NEVER else None
-    if offered is not None and not offered.writes_disk:
-        yield None, offered
+    policy_boot = policy.boot if policy is not None and policy.network_boot is not NetworkBoot.NEVER else None
+    if policy_boot is not None and not policy_boot.writes_disk:
+        yield None, policy_boot
     for each in decision.maintenances:
         if each.boot is not None and not each.boot.writes_disk:
             yield each.name, each.boot
@@ -536,6 +550,9 @@ def _digest_boot(decision: Decision, boot: Boot) -> Digest:
     return compute_digest([_digest_start(decision, boot), format, dict(boot.templates)])
 
 
+# Resets
+
+
 def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     """Return the names of the maintenances that can reset the machine only because of the new commit.
 
@@ -543,10 +560,12 @@ def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
     time.
     """
 
-    def was_reset_allowed(was: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
-        if was is None or was.power not in RESETS or was.run < now.run or not now.requirements >= was.requirements:
+    def was_reset_allowed(before: MaintenanceDecision | None, now: MaintenanceDecision) -> bool:
+        if before is None or before.power not in RESETS or before.run < now.run:
             return False
-        return was.end is None or now.start is None or now.start < was.end
+        if not now.requirements >= before.requirements:
+            return False
+        return before.end is None or now.start is None or now.start < before.end
 
     if new.lifecycle is not Lifecycle.ACTIVE:
         return ()
@@ -557,6 +576,9 @@ def find_resets(old: Decision | None, new: Decision) -> tuple[str, ...]:
         for each in new.maintenances
         if each.power in RESETS and not was_reset_allowed(before.get(each.name), each)
     )
+
+
+# Servers that return, and boots that a newer commit withholds
 
 
 def find_returning_servers(
@@ -588,14 +610,12 @@ def find_returning_servers(
             if each.boot is not None and each.boot.writes_disk
         )
 
-    known = (each for each in added if each.uuid in seen_machines or each.uuid in records)
-    return tuple(
-        sorted(
-            each.server
-            for each in known
-            if each.server in unknown_claims or gets_install_boot(each, records.get(each.uuid))
-        )
-    )
+    returning = []
+    for decision in added:
+        is_known = decision.uuid in seen_machines or decision.uuid in records
+        if is_known and (decision.server in unknown_claims or gets_install_boot(decision, records.get(decision.uuid))):
+            returning.append(decision.server)
+    return tuple(sorted(returning))
 
 
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)  # the first time that `find_window_edges` returns
@@ -609,32 +629,35 @@ def find_withheld_boots(accepted: Decision, newer: Decision | None, by: str) -> 
     """
     times = find_window_edges(accepted) if newer is None else find_window_edges(accepted, newer)
     demands = [span.demand for span in compute_spans(accepted, times)]
-    newer_demands = (
-        [span.demand for span in compute_spans(newer, times)] if newer is not None else [None for _ in times]
-    )
+    newer_demands: list[Demand | None] = [None for _ in times]
+    if newer is not None:
+        newer_demands = [span.demand for span in compute_spans(newer, times)]
     windows = pairwise((*(None if time == _EARLIEST else time for time in times), None))
-    found: list[WithheldBoot] = []
+    withheld: list[WithheldBoot] = []
     for (start, end), demand, newer_demand in zip(windows, demands, newer_demands, strict=True):
-        if not demand.writes_disk or (
-            newer_demand is not None and _get_install_fields(demand) == _get_install_fields(newer_demand)
-        ):
+        is_offered = newer_demand is not None and _get_install_fields(demand) == _get_install_fields(newer_demand)
+        if not demand.writes_disk or is_offered:
             continue
-        is_back = newer_demand is None or newer_demand.image != demand.image
-        each = WithheldBoot(demand.maintenance, start, end, takes_image_back=is_back, by=by)
-        if found and found[-1] == each._replace(start=found[-1].start, end=start):
-            found[-1] = found[-1]._replace(end=end)
+        takes_image_back = newer_demand is None or newer_demand.image != demand.image
+        boot = WithheldBoot(demand.maintenance, start, end, takes_image_back=takes_image_back, by=by)
+        # extend the previous boot if only its window differs and this window begins at its end
+        if withheld and withheld[-1] == boot._replace(start=withheld[-1].start, end=start):
+            withheld[-1] = withheld[-1]._replace(end=end)
         else:
-            found.append(each)
-    return tuple(found)
+            withheld.append(boot)
+    return tuple(withheld)
 
 
 def _get_install_fields(demand: Demand) -> tuple[object, ...] | None:
     """Return the values by which install boots are compared, or None if the demand does not include a boot."""
-    if (boot := demand.boot) is None:
+    boot = demand.boot
+    if boot is None:
         return None
-    texts = boot.kernel_arguments, dict(boot.entries), boot.user_data
-    content = boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk, texts
-    return demand.maintenance, _get_condition_key(demand.condition), content, demand.waits, demand.preconditions
+    return (
+        *(demand.maintenance, _get_condition_key(demand.condition), demand.waits, demand.preconditions),
+        *(boot.image, boot.files, boot.method, boot.http_boot, boot.writes_disk),
+        *(boot.kernel_arguments, dict(boot.entries), boot.user_data),
+    )
 
 
 def _get_condition_key(condition: BootCondition) -> tuple[object, ...]:

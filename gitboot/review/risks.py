@@ -49,8 +49,8 @@ GetFacts = Callable[[Any], object]
 def _list_file_values(boot: Boot, field_name: str) -> list[tuple[str, object]]:
     """Return the value of the field ``field_name`` ("url" or "sha256") for each file in a boot."""
     return [
-        (name, [each[field_name] for each in found] if isinstance(found, list) else found[field_name])
-        for name, found in to_json_value(boot.files).items()
+        (name, [file[field_name] for file in value] if isinstance(value, list) else value[field_name])
+        for name, value in to_json_value(boot.files).items()
         if name != "loaderSignatures"
     ]
 
@@ -108,36 +108,47 @@ def find_risks(old: Decision | None, new: Decision | None, reinstalls: tuple[Rei
     """
     if new is None:
         return frozenset({Risk.WITHDRAWN})
-    only_by_record = all(each.why is ReinstallReason.RECORD for each in reinstalls)
-    found = {Risk.BECOMES_UNKNOWN if only_by_record else Risk.REINSTALL} if reinstalls else set()
-    found |= {Risk.RESET} if find_resets(old, new) else set()
+    risks = set[Risk]()
+    if reinstalls:
+        only_by_record = all(each.why is ReinstallReason.RECORD for each in reinstalls)
+        risks.add(Risk.BECOMES_UNKNOWN if only_by_record else Risk.REINSTALL)
+    if find_resets(old, new):
+        risks.add(Risk.RESET)
     if old is None:
-        return frozenset(found | ({Risk.ADDED, Risk.INSTALL} if wants_install(new) else {Risk.ADDED}))
-    found |= set(_find_differing_risks(_SERVER_RISKS, old, new))
+        risks.add(Risk.ADDED)
+        if wants_install(new):
+            risks.add(Risk.INSTALL)
+        return frozenset(risks)
+    risks.update(_find_differing_risks(_SERVER_RISKS, old, new))
     if old.provision != new.provision and not any(each.why is ReinstallReason.PROVISION for each in reinstalls):
-        found.add(Risk.BOOT)
+        risks.add(Risk.BOOT)
     if new.lifecycle is Lifecycle.ACTIVE:
-        found.discard(Risk.WITHDRAWN)  # the server became active again
-    if old.policy is None or new.policy is None:
-        if old.policy != new.policy:
-            found.add(Risk.POOL_MOVE if old.policy is None else Risk.WITHDRAWN)
-    else:
-        found |= {
-            *_find_differing_risks(_POLICY_RISKS, old.policy, new.policy),
-            *_find_boot_risks(old.policy.boot, new.policy.boot),
-        }
+        risks.discard(Risk.WITHDRAWN)  # the server became active again
+    risks.update(_find_policy_risks(old.policy, new.policy))
+    risks.update(_find_maintenance_risks(old, new))
+    only_override = risks - {Risk.REINSTALL} == {Risk.OVERRIDE_ONLY}
+    if only_override and all(each.why is ReinstallReason.OVERRIDE for each in reinstalls):
+        return frozenset(risks)
+    return frozenset(risks - {Risk.OVERRIDE_ONLY})
+
+
+def _find_policy_risks(old: PolicyDecision | None, new: PolicyDecision | None) -> Iterator[Risk]:
+    if old is not None and new is not None:
+        yield from _find_differing_risks(_POLICY_RISKS, old, new)
+        yield from _find_boot_risks(old.boot, new.boot)
+    elif old != new:
+        yield Risk.POOL_MOVE if old is None else Risk.WITHDRAWN
+
+
+def _find_maintenance_risks(old: Decision, new: Decision) -> Iterator[Risk]:
     before, after = ({each.name: each for each in decision.maintenances} for decision in (old, new))
     for name in before.keys() | after.keys():
-        was, is_now = before.get(name), after.get(name)
-        if was is None or is_now is None:
-            found.add(Risk.MAINTENANCE)
+        old_maintenance, new_maintenance = before.get(name), after.get(name)
+        if old_maintenance is None or new_maintenance is None:
+            yield Risk.MAINTENANCE
         else:
-            found |= {*_find_differing_risks(_MAINTENANCE_RISKS, was, is_now), *_find_boot_risks(was.boot, is_now.boot)}
-    if found - {Risk.REINSTALL} == {Risk.OVERRIDE_ONLY} and all(
-        each.why is ReinstallReason.OVERRIDE for each in reinstalls
-    ):
-        return frozenset(found)
-    return frozenset(found - {Risk.OVERRIDE_ONLY})
+            yield from _find_differing_risks(_MAINTENANCE_RISKS, old_maintenance, new_maintenance)
+            yield from _find_boot_risks(old_maintenance.boot, new_maintenance.boot)
 
 
 def _find_differing_risks(table: tuple[tuple[Risk, GetFacts], ...], old: object, new: object) -> Iterator[Risk]:
@@ -147,10 +158,10 @@ def _find_differing_risks(table: tuple[tuple[Risk, GetFacts], ...], old: object,
 def _find_boot_risks(old: Boot | None, new: Boot | None) -> Iterator[Risk]:
     if old is None or new is None or old == new:
         return
-    found = set(_find_differing_risks(_BOOT_RISKS, old, new))
-    if Risk.IMAGE not in found and _list_urls(old) != _list_urls(new):  # another image always has other URLs
-        found.add(Risk.BOOT)
-    yield from found
+    risks = set(_find_differing_risks(_BOOT_RISKS, old, new))
+    if Risk.IMAGE not in risks and _list_urls(old) != _list_urls(new):  # another image always has other URLs
+        risks.add(Risk.BOOT)
+    yield from risks
 
 
 def _list_urls(boot: Boot) -> tuple[object, ...]:
@@ -186,25 +197,32 @@ def find_effects(
     old: Decision | None, new: Decision | None, risks: frozenset[Risk], reinstalls: tuple[Reinstall, ...]
 ) -> tuple[Effect, ...]:
     """Return the times at which a change to a server takes effect, sorted and without duplicates."""
-    found: set[Effect] = set()
+    effects = set[Effect]()
     if new is None or risks & {Risk.WITHDRAWN, Risk.IDENTITY, Risk.OVERRIDE_ONLY, Risk.OUTPUTS, Risk.BMC}:
-        found.add(Effect(EffectTime.NOW))
+        effects.add(Effect(EffectTime.NOW))
     if new is not None:
         if old is not None and (old.restrict, old.local_disk) != (new.restrict, new.local_disk):
-            found.add(Effect(EffectTime.NOW))
+            effects.add(Effect(EffectTime.NOW))
         has_common_change = old is None or _get_common_fields(old) != _get_common_fields(new)
         if new.policy is not None and (has_common_change or old is None or old.policy != new.policy):
-            found |= set(_find_policy_effects(old.policy if old else None, new.policy, risks, reinstalls))
-        before, after = (
-            {each.name: each for each in decision.maintenances} if decision else {} for decision in (old, new)
-        )
-        changed = [each for name, each in after.items() if has_common_change or before.get(name) != each]
-        removed = [each for name, each in before.items() if name not in after]
-        found |= {Effect(EffectTime.WINDOW, each.start, each.end, each.name) for each in (*changed, *removed)}
+            effects.update(_find_policy_effects(old.policy if old else None, new.policy, risks, reinstalls))
+        effects.update(_find_maintenance_effects(old, new, has_common_change=has_common_change))
     order = list(EffectTime)
     return tuple(
-        sorted(found or {Effect(EffectTime.NOW)}, key=lambda each: (order.index(each.when), each.maintenance or ""))
+        sorted(
+            effects or {Effect(EffectTime.NOW)},
+            key=lambda effect: (order.index(effect.when), effect.maintenance or ""),
+        )
     )
+
+
+def _find_maintenance_effects(old: Decision | None, new: Decision, *, has_common_change: bool) -> Iterator[Effect]:
+    before = {each.name: each for each in old.maintenances} if old is not None else {}
+    after = {each.name: each for each in new.maintenances}
+    changed = [each for name, each in after.items() if has_common_change or before.get(name) != each]
+    removed = [each for name, each in before.items() if name not in after]
+    for maintenance in (*changed, *removed):
+        yield Effect(EffectTime.WINDOW, maintenance.start, maintenance.end, maintenance.name)
 
 
 def _find_policy_effects(
