@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct
 
@@ -89,8 +89,13 @@ class Group(Struct, frozen=True, kw_only=True):
 
 
 Commit = tuple[Decisions, FleetRepository]
-# this key is the same for all servers of a group: ((causes, risks, effects, fields), rendered diff)
-_Key = tuple[object, Digest]
+
+
+class _GroupKey(NamedTuple):
+    """The values that are the same for all servers of a group."""
+
+    change: object  # the causes, risks, effects and fields; groups with the same value are compared as outliers
+    diffs: Digest  # of the rendered diffs
 
 
 def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: CauseFinder) -> tuple[Group, ...]:
@@ -100,34 +105,38 @@ def build_groups(changes: Changes, old: Commit | None, new: Commit, causes: Caus
     `RenderedChanges.make_key`.
     """
     renderer = RenderedChanges(old[0] if old else None, new[0])
-    servers_by_key: dict[_Key, list[ServerChange]] = {}
-    found_causes: dict[_Key, tuple[Id, ...]] = {}
+    servers_by_key: dict[_GroupKey, list[ServerChange]] = {}
+    causes_by_key: dict[_GroupKey, tuple[Id, ...]] = {}
     for change in changes.servers:
         ids = causes.find_causes(change)
         # Omit the names of Server documents, because they differ for each server.
         kinds = tuple(Id("Server", "") if key.kind == "Server" else key for key in ids)
-        fields = tuple(map(_field_key, _find_changed_fields(change.old, change.new)))
-        key = (kinds, change.risks, change.effects, fields), renderer.make_key(change)
+        fields = tuple(map(_make_field_key, _find_changed_fields(change.old, change.new)))
+        key = _GroupKey((kinds, change.risks, change.effects, fields), renderer.make_key(change))
         servers_by_key.setdefault(key, []).append(change)
-        found_causes.setdefault(key, ids)
+        causes_by_key.setdefault(key, ids)
     order = list(Risk)
 
-    def urgency(key: _Key) -> tuple[list[int], int, str]:
+    def get_urgency(key: _GroupKey) -> tuple[list[int], int, str]:
         members = servers_by_key[key]
         return [order.index(risk) for risk in _sort_risks(members[0])], -len(members), members[0].name
 
-    found: list[Group] = []
-    largest: dict[object, Group] = {}  # groups by the first part of the key
-    lines = 0
-    for each in sorted(servers_by_key, key=urgency):
-        group_renderer = renderer if lines < RENDERED_LINES else None
+    groups: list[Group] = []
+    largest_groups: dict[object, Group] = {}  # by `_GroupKey.change`
+    rendered_lines = 0
+    for key in sorted(servers_by_key, key=get_urgency):
         group = _make_group(
-            servers_by_key[each], found_causes[each], changes, new, group_renderer, largest.get(each[0])
+            servers_by_key[key],
+            causes_by_key[key],
+            changes,
+            new,
+            renderer if rendered_lines < RENDERED_LINES else None,
+            largest_groups.get(key.change),
         )
-        largest.setdefault(each[0], group)
-        lines += sum(len(diff.lines) for diff in group.rendered or ())
-        found.append(group)
-    return tuple(found)
+        largest_groups.setdefault(key.change, group)
+        rendered_lines += sum(len(diff.lines) for diff in group.rendered or ())
+        groups.append(group)
+    return tuple(groups)
 
 
 def describe_causes(ids: tuple[Id, ...], changes: Changes, new: FleetRepository) -> tuple[ChangeCause, ...]:
@@ -148,19 +157,14 @@ def _make_group(
     larger_group: Group | None,
 ) -> Group:
     first = members[0]
-    rendered, own, outlier = None, tuple[str, ...](), None
+    rendered: tuple[RenderedDiff, ...] | None = None
+    own: tuple[str, ...] = ()
+    outlier: Outlier | None = None
     if renderer is not None:
         rendered = () if first.new is None else renderer.render_diffs(first)
         own = renderer.list_own_values(first, rendered)
         if larger_group is not None and larger_group.rendered is not None:
-            than = larger_group.servers[0]
-            own_lines = Counter(renderer.mask_lines(first, rendered))
-            larger_lines = Counter(renderer.mask_lines(than, larger_group.rendered))
-            extra_lines, missing_lines = (
-                tuple((own_lines - larger_lines).elements()),
-                tuple((larger_lines - own_lines).elements()),
-            )
-            outlier = Outlier(than=than.name, lines=extra_lines, missing=missing_lines)
+            outlier = _compare_diffs(renderer, first, rendered, larger_group.servers[0], larger_group.rendered)
     return Group(
         causes=tuple(_make_cause(key, first.fate, len(members), changes.documents, new[1]) for key in ids),
         servers=tuple(members),
@@ -172,6 +176,22 @@ def _make_group(
         rendered=rendered,
         own=own,
         outlier=outlier,
+    )
+
+
+def _compare_diffs(
+    renderer: RenderedChanges,
+    change: ServerChange,
+    diffs: tuple[RenderedDiff, ...],
+    other: ServerChange,
+    other_diffs: tuple[RenderedDiff, ...],
+) -> Outlier:
+    lines = Counter(renderer.mask_lines(change, diffs))
+    other_lines = Counter(renderer.mask_lines(other, other_diffs))
+    return Outlier(
+        than=other.name,
+        lines=tuple((lines - other_lines).elements()),
+        missing=tuple((other_lines - lines).elements()),
     )
 
 
@@ -193,13 +213,13 @@ def _make_cause(
     return ChangeCause(id=key, fate=fate, number=members if is_own else 1, fields=change.fields, place=place)
 
 
-# Compare changes
+# Changed fields of decisions
 
 
-def _field_key(field: FieldChange) -> str:
+def _make_field_key(field: FieldChange) -> str:
     old, new = field.old, field.new
     if isinstance(old, list) and isinstance(new, list) and sorted(map(str, old)) != sorted(map(str, new)):
-        old, new = [each for each in old if each not in new], [each for each in new if each not in old]
+        old, new = [item for item in field.old if item not in new], [item for item in field.new if item not in old]
     return f"{field.path}: {json.dumps(old, sort_keys=True)} {json.dumps(new, sort_keys=True)}"
 
 
@@ -214,10 +234,10 @@ def _find_changed_fields(old: Decision | None, new: Decision | None) -> Iterator
         yield FieldChange(("policy",), _summarize_policy(before), _summarize_policy(after))
         yield FieldChange(("maintenances",), None, sorted(facts["maintenances"]))
         return
-    found: dict[Path, FieldChange] = {}
+    fields: dict[Path, FieldChange] = {}
     for field in map(_collapse_field, compare_fields(before, after)):
-        found.setdefault(field.path, field)
-    yield from found.values()
+        fields.setdefault(field.path, field)
+    yield from fields.values()
 
 
 def _collapse_field(field: FieldChange) -> FieldChange:
@@ -278,14 +298,17 @@ def _list_shown_fields(change: ServerChange) -> Iterator[FieldChange]:
     if change.old is None or change.new is None:
         yield next(_find_changed_fields(change.old, change.new))  # the decision of the policy
         return
-    found = list(_find_changed_fields(hide_decision_secrets(change.old), hide_decision_secrets(change.new)))
-    images = {field.path[:-1] for field in found if field.path[-1] == "image"}
-    for field in found:
+    fields = list(_find_changed_fields(hide_decision_secrets(change.old), hide_decision_secrets(change.new)))
+    images = {field.path[:-1] for field in fields if field.path[-1] == "image"}
+    for field in fields:
         if field.path[-1] in ("files", "version") and field.path[:-1] in images:
             continue  # the image determines this field
         if field.path == ("policy", "provision"):
             continue  # the provision number is the same as in the Server document
         yield field
+
+
+# Causes
 
 
 # fields of a Server document that are not part of the decision
@@ -324,23 +347,23 @@ class CauseFinder:
         common_fields = {
             (each.base_url, each.restrict, each.local_disk, each.stopped, each.copies) for each in decisions
         }
-        found = server_ids | set(self._find_part_causes(change))
+        causes = server_ids | set(self._find_part_causes(change))
         if len(common_fields) > 1 or Risk.OUTPUTS in change.risks:
-            found |= self._fleet_ids
-        return tuple(sorted(found or self._fleet_ids))
+            causes |= self._fleet_ids
+        return tuple(sorted(causes or self._fleet_ids))
 
     def find_unknown_causes(self, boots: tuple[Mapping[Architecture, Boot] | None, ...]) -> tuple[Id, ...]:
         """Return the documents and files that cause a change for unknown machines, sorted.
 
         ``boots`` contains the boots of unknown machines in the old commit and in the new commit.
         """
-        found = {key for key in self._fleet_ids if self._has_field(key, "unknownServers", "baseURL")}
-        images = {boot.image for each in boots for boot in (each or {}).values()}
+        causes = {key for key in self._fleet_ids if self._has_field(key, "unknownServers", "baseURL")}
+        images = {boot.image for by_architecture in boots for boot in (by_architecture or {}).values()}
         for side, by_architecture in enumerate(boots):
             for boot in (by_architecture or {}).values():
                 part = _DecisionPart(Id("BootProfile", boot.profile), boot.profile, boot, boot)
-                found |= set(self._find_causes_of_part(side, part, image_differs=len(images) > 1))
-        return tuple(sorted(found))
+                causes |= set(self._find_causes_of_part(side, part, image_differs=len(images) > 1))
+        return tuple(sorted(causes))
 
     def find_shared_causes(self, change: SharedChange) -> tuple[Id, ...]:
         """Return the documents that cause a change in the files that gitboot publishes for all machines."""
@@ -357,10 +380,7 @@ class CauseFinder:
         return (key for key in keys if key in self._documents)
 
     def _find_part_causes(self, change: ServerChange) -> Iterator[Id]:
-        before, after = (
-            {part.key.kind if part.key.kind == "BootPolicy" else part.key.name: part for part in found}
-            for found in (self._list_parts(0, change.old), self._list_parts(1, change.new))
-        )
+        before, after = self._index_parts(0, change.old), self._index_parts(1, change.new)
         for key in before.keys() | after.keys():
             old_part, new_part = before.get(key), after.get(key)
             if old_part and new_part and old_part.value == new_part.value:
@@ -370,6 +390,11 @@ class CauseFinder:
             for side, part in enumerate((old_part, new_part)):
                 if part is not None:
                     yield from self._find_causes_of_part(side, part, image_differs=image_differs)
+
+    def _index_parts(self, side: int, decision: Decision | None) -> dict[str, _DecisionPart]:
+        """Return the parts of a decision by the name of the maintenance, or by "BootPolicy"."""
+        parts = self._list_parts(side, decision)
+        return {part.key.kind if part.key.kind == "BootPolicy" else part.key.name: part for part in parts}
 
     def _list_parts(self, side: int, decision: Decision | None) -> Iterator[_DecisionPart]:
         repository = self._repositories[side]

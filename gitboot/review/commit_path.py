@@ -117,7 +117,7 @@ _AckKey = _AckPosition | str | tuple[str, str]  # each acknowledgement is used o
 
 class _PartialPath(Struct, frozen=True):
     steps: tuple[PathStep, ...] = ()
-    used: frozenset[_AckKey] = frozenset()
+    used: frozenset[_AckKey] = frozenset()  # the acknowledgements of these steps
 
 
 @dataclass(slots=True)
@@ -140,20 +140,18 @@ class _PathSearch:
 
     def __post_init__(self, reinstalls_need: ReinstallsNeed | None, used_ack_ids: Container[str]) -> None:
         positions = tuple(enumerate(self.commits, 1))
-        first = {each.content: position for position, commit in reversed(positions) for each in commit.messages}
-        found = [
-            (position, each)
-            for position, commit in positions
-            for each in parse_ack_lines(commit.messages, reinstalls_need, used_ack_ids)
-        ]
-        self.lines = tuple(
-            _AckPosition(first[each.content], each, first[each.content] < position)
-            if each.content
-            else _AckPosition(position, each)
-            for position, each in found
-            if isinstance(each, AckLine)
-        )
-        self.malformed_lines = tuple(each for _, each in found if isinstance(each, IgnoredLine))
+        first_positions = {  # by signed content
+            message.content: position for position, commit in reversed(positions) for message in commit.messages
+        }
+        lines, malformed_lines = list[_AckPosition](), list[IgnoredLine]()
+        for position, commit in positions:
+            for line in parse_ack_lines(commit.messages, reinstalls_need, used_ack_ids):
+                if isinstance(line, IgnoredLine):
+                    malformed_lines.append(line)
+                else:
+                    first = first_positions[line.content] if line.content else position
+                    lines.append(_AckPosition(first, line, first < position))
+        self.lines, self.malformed_lines = tuple(lines), tuple(malformed_lines)
 
     def try_position(self, new: int) -> None:
         """Try to accept a step to a position.
@@ -165,7 +163,7 @@ class _PathSearch:
         acknowledged = (old for old in others if self.approvals or any(line.position > old for line in self.lines))
         for old in (latest, *acknowledged):
             path = self.paths[old]
-            step, used = self._acknowledge(PathStep(old=old, new=new, verdict=self.judge_step(old, new)), path)
+            step, used = self._acknowledge(old, new, path)
             if not step.verdict.held and (old == latest or step.verdict.trips):
                 self.waits = step.verdict.waits
                 if self.waits:
@@ -174,41 +172,42 @@ class _PathSearch:
                 self.on_step(old, new)
                 return
 
-    def _acknowledge(self, step: PathStep, path: _PartialPath) -> tuple[PathStep, frozenset[_AckKey]]:
-        matching = [line for line in self.lines if line.ack.digest == step.verdict.digest and line.position > step.old]
+    def _acknowledge(self, old: int, new: int, path: _PartialPath) -> tuple[PathStep, frozenset[_AckKey]]:
+        """Judge a step. Return the step with its acknowledgements, and the keys of these acknowledgements."""
+        verdict = self.judge_step(old, new)
+        matching = [line for line in self.lines if line.ack.digest == verdict.digest and line.position > old]
         self.effective_lines.update(matching)
         usable = [
             line
             for line in matching
-            if line.key not in path.used and (line.position >= step.new or line.key not in self.matched_lines)
+            if line.key not in path.used and (line.position >= new or line.key not in self.matched_lines)
         ]
-        self.matched_lines.update(line.key for line in matching if line.position >= step.new)
+        self.matched_lines.update(line.key for line in matching if line.position >= new)
         # an acknowledgement is a line in a message, or an approval
         acks_by_guard: dict[str, _AckPosition | tuple[str, str]] = {
-            each[1]: each for each in self.approvals.keys() - path.used if each[0] == step.verdict.digest
+            approval[1]: approval for approval in self.approvals.keys() - path.used if approval[0] == verdict.digest
         }
         # the last line for a guard wins, so a line of the next commit has precedence
-        usable.sort(key=lambda line: (line.position < step.new, line.position), reverse=True)
+        usable.sort(key=lambda line: (line.position < new, line.position), reverse=True)
         acks_by_guard |= {line.ack.guard: line for line in usable}
-        by = {
-            guard: each.ack.by if isinstance(each, _AckPosition) else self.approvals[each]
-            for guard, each in acks_by_guard.items()
-        }
-        trips = tuple(
-            structs.replace(trip, acknowledged=trip.guard.value in acks_by_guard, by=by.get(trip.guard.value, ""))
-            for trip in step.verdict.trips
-        )
-        used_acks = (acks_by_guard[trip.guard.value] for trip in trips if trip.acknowledged)
-        used = frozenset(each.key if isinstance(each, _AckPosition) else each for each in used_acks)
-        return structs.replace(step, verdict=structs.replace(step.verdict, trips=trips)), used
+        trips, used = [], set[_AckKey]()
+        for trip in verdict.trips:
+            ack, by = acks_by_guard.get(trip.guard.value), ""
+            if isinstance(ack, _AckPosition):
+                by = ack.ack.by
+                used.add(ack.key)
+            elif ack is not None:
+                by = self.approvals[ack]
+                used.add(ack)
+            trips.append(structs.replace(trip, acknowledged=ack is not None, by=by))
+        return PathStep(old=old, new=new, verdict=structs.replace(verdict, trips=tuple(trips))), frozenset(used)
 
     def build_path(self, newest: int) -> CommitPath:
         reached = max(self.paths)
-        path, held = self.paths[reached], None
+        path = self.paths[reached]
+        held: PathStep | None = None
         if reached < newest:
-            held, _ = self._acknowledge(
-                PathStep(old=reached, new=newest, verdict=self.judge_step(reached, newest)), path
-            )
+            held, _ = self._acknowledge(reached, newest, path)
         stale = (
             IgnoredLine(
                 commit=line.ack.commit,
@@ -219,7 +218,7 @@ class _PathSearch:
             if line not in self.effective_lines
         )
         steps = tuple(self._find_held_steps(reached, newest)) if held is not None else ()
-        used = frozenset(each for each in path.used if isinstance(each, str))
+        used = frozenset(key for key in path.used if isinstance(key, str))
         return CommitPath(
             accepted_steps=path.steps,
             held_step=held,
@@ -236,9 +235,7 @@ class _PathSearch:
         """
         valid = [position, *(at for at in range(position + 1, newest + 1) if self.commits[at - 1].valid)]
         for old, new in pairwise(valid):
-            step, _ = self._acknowledge(
-                PathStep(old=old, new=new, verdict=self.judge_step(old, new)), self.paths[position]
-            )
+            step, _ = self._acknowledge(old, new, self.paths[position])
             if step.verdict.held:
                 yield step
 
@@ -249,12 +246,12 @@ def find_first_provisions(known_uuids: Container[U], commits: Iterable[Iterable[
     ``commits`` yields the (UUID, provision number) pairs of each valid first-parent commit since the accepted commit,
     in order.
     """
-    found = dict[U, int]()
+    provisions = dict[U, int]()
     for servers in commits:
         for uuid, provision in servers:
             if uuid not in known_uuids:
-                found.setdefault(uuid, provision)
-    return found
+                provisions.setdefault(uuid, provision)
+    return provisions
 
 
 class ReviewedCommit(NamedTuple):
@@ -303,19 +300,19 @@ def judge_by_steps(
         PathCommit(revision=each.revision, valid=get_revision(at).decisions is not None, messages=each.messages)
         for at, each in enumerate(commits, 1)
     ]
-    found = find_commit_path(path_commits, judge_step, reinstalls_need=reinstalls_need, used_ack_ids=used_ack_ids)
-    if found.held_step is None:
+    path = find_commit_path(path_commits, judge_step, reinstalls_need=reinstalls_need, used_ack_ids=used_ack_ids)
+    if path.held_step is None:
         # all of the commits are acknowledged
-        trips = tuple(trip for step in found.accepted_steps for trip in step.verdict.trips)
-        return structs.replace(verdict, trips=trips), (), found.ignored_lines
+        trips = tuple(trip for step in path.accepted_steps for trip in step.verdict.trips)
+        return structs.replace(verdict, trips=trips), (), path.ignored_lines
     # The commits together may be harmless although one commit is not. An instance may fetch this commit without the
     # later commits.
-    held_verdict = verdict if verdict.held else found.held_step.verdict
+    held_verdict = verdict if verdict.held else path.held_step.verdict
     steps = (
         HeldStep(commit=commits[step.new - 1].revision, lines=format_ack_lines(step.verdict, reinstalls_need))
-        for step in found.unacknowledged_steps
+        for step in path.unacknowledged_steps
     )
-    return held_verdict, tuple(steps), found.ignored_lines
+    return held_verdict, tuple(steps), path.ignored_lines
 
 
 def tighten_limits(limits: Limits, *sides: ReviewedRevision) -> Limits:
