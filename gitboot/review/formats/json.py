@@ -14,11 +14,12 @@ from gitboot.jsonio import to_json_value
 from gitboot.model.fields import Field, structure
 from gitboot.model.json_schema import _DIALECT, KINDS, build_any_document_schema, build_schema, build_structure_schema
 from gitboot.review.acknowledgements import format_ack_line
-from gitboot.review.change_groups import Group
+from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.decision_changes import Changes
-from gitboot.review.document_changes import ChangeKind, FieldChange, Location
+from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, Location
 from gitboot.review.formats import phrases
-from gitboot.review.image_provenance import FileClaim
+from gitboot.review.guards import Verdict
+from gitboot.review.image_provenance import FileClaim, ImageProvenance, StreamRuleChange
 from gitboot.review.review import Review
 from gitboot.review.risks import Risk
 
@@ -371,10 +372,13 @@ class DiffFacts:
     reproduce: str
 
 
+# Review
+
+
 def as_json(review: Review) -> str:
     """Return the output of `gitboot diff -o json`."""
     changes, verdict = review.changes, review.verdict
-    found = DiffFacts(
+    facts = DiffFacts(
         api_version="gitboot.dev/v1alpha1",
         base=_copy_fields(SideFacts, review.base),
         head=_copy_fields(SideFacts, review.head),
@@ -384,66 +388,32 @@ def as_json(review: Review) -> str:
         counts=_count_changes(changes) if changes else None,
         areas=tuple(_copy_fields(AreaFacts, each, area=str(each)) for each in changes.areas) if changes else (),
         limits=to_json_value(verdict.limits) if verdict else None,
-        trips=tuple(
-            _copy_fields(TripFacts, each, acknowledgement=format_ack_line(verdict.digest, each.guard))
-            for each in verdict.trips
-        )
-        if verdict
-        else (),
+        trips=_describe_trips(verdict) if verdict else (),
         steps=tuple(StepFacts(commit=each.commit, acknowledgements=each.lines) for each in review.steps),
         unheeded=_copy_all(UnheededFacts, review.ignored_lines),
         unknown_servers=_copy_all(RenderedFacts, review.unknown.rendered) if review.unknown else None,
         shared=_describe_fields(review.shared.fields) if review.shared else None,
         access=_copy_all(AccessFacts, changes.access) if changes else (),
-        images=tuple(_copy_fields(ImageFacts, each, image=each.name, servers=each.in_use) for each in changes.images)
-        if changes
-        else (),
+        images=_describe_images(changes) if changes else (),
         claims=tuple(
-            _copy_fields(ClaimFacts, each, author=each.writer, **_describe_place(each.place)) for each in review.claims
+            _copy_fields(ClaimFacts, claim, author=claim.writer, **_describe_place(claim.place))
+            for claim in review.claims
         ),
-        provenance=tuple(
-            _copy_fields(
-                ProvenanceFacts, each, files=tuple(map(_describe_file_claim, each.files)), **_describe_place(each.place)
-            )
-            for each in review.provenance.images
-        ),
-        streams=tuple(
-            StreamRuleFacts(
-                stream=each.stream,
-                field=each.change.dotted_path,
-                old=each.change.old,
-                new=each.change.new,
-                lowers=each.lowers,
-            )
-            for each in review.provenance.rules
-        ),
+        provenance=tuple(map(_describe_provenance, review.provenance.images)),
+        streams=tuple(map(_describe_rule, review.provenance.rules)),
         sources=tuple(
-            _copy_fields(SourceFacts, each, fields=_describe_fields(each.fields)) for each in review.provenance.sources
+            _copy_fields(SourceFacts, source, fields=_describe_fields(source.fields))
+            for source in review.provenance.sources
         ),
         provenance_risks=tuple(
-            ProvenanceRiskFacts(stream=each.stream, reason=each.reason, **_describe_place(each.place))
-            for each in phrases.list_provenance_risks(review.provenance)
+            ProvenanceRiskFacts(stream=risk.stream, reason=risk.reason, **_describe_place(risk.place))
+            for risk in phrases.list_provenance_risks(review.provenance)
         ),
         groups=tuple(map(_describe_group, review.groups)),
         servers=_describe_servers(review.groups),
-        documents=tuple(
-            _copy_fields(
-                DocumentFacts,
-                each,
-                document=each.id.name if each.id.kind == "file" else str(each.id),
-                fields=tuple(field.dotted_path for field in each.fields),
-            )
-            for each in review.document_only_changes
-        ),
+        documents=tuple(map(_describe_document, review.document_only_changes)),
         bmcs=changes.moved_bmcs if changes else (),
-        credentials=tuple(
-            CredentialFacts(
-                server=each.server, old=phrases.format_bmc_access(each.old), new=phrases.format_bmc_access(each.new)
-            )
-            for each in changes.bmcs
-        )
-        if changes and not changes.first
-        else (),
+        credentials=_describe_credentials(changes) if changes and not changes.first else (),
         signers=tuple(
             _copy_fields(SignerFacts, signer, commit=commit, forge=signer.is_forge) for commit, signer in review.signers
         ),
@@ -451,7 +421,7 @@ def as_json(review: Review) -> str:
         base_problems=_copy_all(ProblemFacts, review.base.problems) if review.base.decisions is None else (),
         reproduce=review.command,
     )
-    return json.dumps(to_json_value(found), indent=2, sort_keys=True)
+    return json.dumps(to_json_value(facts), indent=2, sort_keys=True)
 
 
 Described = TypeVar("Described")
@@ -479,6 +449,50 @@ def _count_changes(changes: Changes) -> CountFacts:
     )
 
 
+def _describe_trips(verdict: Verdict) -> tuple[TripFacts, ...]:
+    return tuple(
+        _copy_fields(TripFacts, trip, acknowledgement=format_ack_line(verdict.digest, trip.guard))
+        for trip in verdict.trips
+    )
+
+
+def _describe_images(changes: Changes) -> tuple[ImageFacts, ...]:
+    return tuple(_copy_fields(ImageFacts, image, image=image.name, servers=image.in_use) for image in changes.images)
+
+
+def _describe_credentials(changes: Changes) -> tuple[CredentialFacts, ...]:
+    return tuple(
+        CredentialFacts(
+            server=bmc.server, old=phrases.format_bmc_access(bmc.old), new=phrases.format_bmc_access(bmc.new)
+        )
+        for bmc in changes.bmcs
+    )
+
+
+def _describe_document(change: DocumentChange) -> DocumentFacts:
+    return _copy_fields(
+        DocumentFacts,
+        change,
+        document=change.id.name if change.id.kind == "file" else str(change.id),
+        fields=tuple(field.dotted_path for field in change.fields),
+    )
+
+
+def _describe_rule(rule: StreamRuleChange) -> StreamRuleFacts:
+    return StreamRuleFacts(
+        stream=rule.stream,
+        field=rule.change.dotted_path,
+        old=rule.change.old,
+        new=rule.change.new,
+        lowers=rule.lowers,
+    )
+
+
+def _describe_provenance(image: ImageProvenance) -> ProvenanceFacts:
+    files = tuple(map(_describe_file_claim, image.files))
+    return _copy_fields(ProvenanceFacts, image, files=files, **_describe_place(image.place))
+
+
 def _describe_file_claim(claim: FileClaim) -> FileClaimFacts:
     claimed = claim.claimed
     return _copy_fields(
@@ -496,21 +510,10 @@ def _describe_file_claim(claim: FileClaim) -> FileClaimFacts:
 
 
 def _describe_group(group: Group) -> GroupFacts:
-    causes = (
-        _copy_fields(
-            CauseFacts,
-            each,
-            cause=str(each),
-            documents=each.number,
-            fields=tuple(field.dotted_path for field in each.fields),
-            **_describe_place(each.place),
-        )
-        for each in group.causes
-    )
     return _copy_fields(
         GroupFacts,
         group,
-        causes=tuple(causes),
+        causes=tuple(map(_describe_cause, group.causes)),
         effects=_copy_all(EffectFacts, group.effects),
         reinstalls=tuple(map(phrases.format_reinstall, group.reinstalls)),
         unknown=tuple(map(phrases.format_unknown_reason, group.unknown)),
@@ -519,6 +522,17 @@ def _describe_group(group: Group) -> GroupFacts:
         outlier=_copy_fields(OutlierFacts, group.outlier) if group.outlier is not None else None,
         fields=_describe_fields(group.fields),
         rendered=_copy_all(RenderedFacts, group.rendered) if group.rendered is not None else None,
+    )
+
+
+def _describe_cause(cause: ChangeCause) -> CauseFacts:
+    return _copy_fields(
+        CauseFacts,
+        cause,
+        cause=str(cause),
+        documents=cause.number,
+        fields=tuple(field.dotted_path for field in cause.fields),
+        **_describe_place(cause.place),
     )
 
 
@@ -531,7 +545,7 @@ def _describe_fields(changes: Iterable[FieldChange]) -> tuple[FieldFacts, ...]:
 
 
 def _describe_servers(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
-    found = (
+    servers = (
         _copy_fields(
             ServerFacts,
             change,
@@ -545,7 +559,10 @@ def _describe_servers(groups: Iterable[Group]) -> tuple[ServerFacts, ...]:
         for number, group in enumerate(groups)
         for change in group.servers
     )
-    return tuple(sorted(found, key=lambda each: each.server))
+    return tuple(sorted(servers, key=lambda server: server.server))
+
+
+# Schemas
 
 
 @cache
@@ -554,9 +571,9 @@ def build_schemas() -> Mapping[str, str]:
     schemas = {f"{kind.__name__}.json": build_schema(kind) for kind in KINDS}
     schemas["any.json"] = build_any_document_schema()
     definitions: dict[str, Any] = {}
-    found = _add_titles("DiffFacts", build_structure_schema(DiffFacts, definitions))
-    titled = {name: _add_titles(name, each) for name, each in definitions.items()}
-    schemas["diff.schema.json"] = {"$schema": _DIALECT, **found, "$defs": titled}
+    diff_schema = _add_titles("DiffFacts", build_structure_schema(DiffFacts, definitions))
+    titled = {name: _add_titles(name, definition) for name, definition in definitions.items()}
+    schemas["diff.schema.json"] = {"$schema": _DIALECT, **diff_schema, "$defs": titled}
     return {name: json.dumps(schemas[name], indent=2, sort_keys=True) + "\n" for name in sorted(schemas)}
 
 

@@ -18,11 +18,21 @@ from gitboot.review.document_changes import Location, locate_field
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard
 from gitboot.review.rendered_diffs import RenderedDiff
-from gitboot.review.review import Review
+from gitboot.review.review import CommonChange, Review
 from gitboot.review.risks import DANGEROUS, Risk
 from gitboot.text import format_count, format_names, format_omitted, printable
 
 LIMIT: Final = 60_000  # the maximum size of a comment in bytes; GitHub accepts 65,536 characters
+_MAX_LIST_BYTES: Final = 6_000  # the maximum size of each list that could have any length
+_MAX_DIFFS_BYTES: Final = 12_000  # the maximum size of all rendered diffs of a group
+_MAX_DIFF_LINES: Final = 60  # the maximum number of lines in each rendered diff
+_MAX_LINE_CHARS: Final = 300  # the maximum length of each line
+# the maximum length of a line of a diff that replaces another line, or that another line replaces
+_MAX_CHANGE_CHARS: Final = 600
+_SHORT_CHANGE_CHARS: Final = 150  # the same if the rendered diffs of a group would be too large
+# in lines with more words, all words between the first and the last changed word count as changed
+_MAX_COMPARED_WORDS: Final = 200
+_WORD_CONTEXT_CHARS: Final = 20  # the characters to show before the first difference in a word
 
 
 def format_marker(folder: str) -> str:
@@ -98,9 +108,10 @@ def _render_verdict(review: Review, folder: str) -> Iterator[str]:
 
 
 def _render_areas(review: Review) -> Iterator[str]:
-    if not (found := review.areas):
+    if not (table := review.areas):
         return
-    (header, *areas), lines = found, []
+    header, *areas = table
+    lines = []
     for name, *cells in areas:
         shown = (format_code(name, in_table=True), *(f"**{cell}**" if "!" in cell else cell for cell in cells))
         lines.append(f"| {' | '.join(shown)} |")
@@ -120,13 +131,10 @@ def _render_guards(review: Review) -> Iterator[str]:
     lines = []
     for trip in review.verdict.trips:
         # The sentence may contain the value of a label. A forge must not interpret this value as Markdown.
-        words = (
-            phrases.format_excess(trip)
-            if _is_plain(phrases.format_excess(trip))
-            else format_code(phrases.format_excess(trip))
-        )
+        excess = phrases.format_excess(trip)
+        shown = excess if _is_plain(excess) else format_code(excess)
         by = f"; by {format_code(trip.by)}" if trip.by else ""
-        lines.append(f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {words}{by}")
+        lines.append(f"- {'acknowledged' if trip.acknowledged else '**held**'}: `{trip.guard}`: {shown}{by}")
     yield from _limit_lines(lines, "limit")
     if (note := review.note_on_records) is not None:
         yield f"- {note}"
@@ -151,9 +159,10 @@ def _is_plain(text: str) -> bool:
 
 
 def _render_dangers(review: Review) -> Iterator[str]:
-    for index, danger in enumerate(review.find_dangers()):
-        if index == 0:
-            yield "\n### Look at this first\n"
+    dangers = list(review.find_dangers())
+    if dangers:
+        yield "\n### Look at this first\n"
+    for danger in dangers:
         yield f"- **{danger.risk}**: {danger.number}{format_names(list(map(format_code, danger.names)))}"
         yield from (f"  - {format_code(reason)}" for reason in danger.reasons[:5])
         if rest := format_omitted(len(danger.reasons) - 5, "reason"):
@@ -181,15 +190,8 @@ def _render_provenance(review: Review) -> Iterator[str]:
 
 
 def _render_groups(review: Review, remaining_bytes: int) -> tuple[list[str], int]:
-    blocks = []
-    for shared in (review.unknown, review.shared):
-        if shared is not None:
-            lines = [
-                *map(_render_cause, shared.causes),
-                *(f"- {format_code(phrases.format_change(field))}" for field in shared.fields),
-            ]
-            text = "\n".join([*lines, "", _render_diffs(shared.rendered)])
-            blocks.append(_render_details(phrases.format_shared_title(shared.causes, shared.title), text))
+    """Return the lines that show the groups, and the number of groups that these lines do not show completely."""
+    blocks = [_render_common_change(change) for change in (review.unknown, review.shared) if change is not None]
     blocks += map(_render_group, review.groups)
     if not blocks:
         return [], 0
@@ -206,6 +208,15 @@ def _render_groups(review: Review, remaining_bytes: int) -> tuple[list[str], int
         remaining_bytes -= len(block.encode()) + 1
         shown.append(block)
     return shown, shortened
+
+
+def _render_common_change(change: CommonChange) -> tuple[str, str]:
+    lines = [
+        *map(_render_cause, change.causes),
+        *(f"- {format_code(phrases.format_change(field))}" for field in change.fields),
+    ]
+    text = "\n".join([*lines, "", _render_diffs(change.rendered)])
+    return _render_details(phrases.format_shared_title(change.causes, change.title), text)
 
 
 def _render_group(group: Group) -> tuple[str, str]:
@@ -233,25 +244,23 @@ def _render_cause(cause: ChangeCause) -> str:
 
 
 def _render_details(summary: str, text: str) -> tuple[str, str]:
+    """Return a folded block, and the line that replaces the block if there is no room."""
     # Markdown does not apply inside HTML, so use <code>, in which forges ignore mentions and references (#1, !1).
     shown = escape(printable(summary))
     shown = shown if _is_plain(summary) else f"<code>{shown}</code>"
     return f"<details><summary>{shown}</summary>\n\n{text}\n\n</details>", f"- {format_code(summary)}"
 
 
-_DIFFS: Final = 12_000  # the maximum size in bytes of all rendered diffs of a group
-_DIFF: Final = 60  # the maximum number of lines in each rendered diff
-
-
 def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
-    parts, room = [], _DIFFS
+    parts, remaining_bytes = [], _MAX_DIFFS_BYTES
     boots = [
-        (boot, [line for each in files for line in each.lines])
-        for boot, files in groupby(diffs, key=lambda each: each.boot)
+        (boot, [line for diff in boot_diffs for line in diff.lines])
+        for boot, boot_diffs in groupby(diffs, key=lambda diff: diff.boot)
     ]
     for number, (boot, lines) in enumerate(boots):
-        shown = _fit_diff([printable(line.expandtabs(4)) for line in lines[:_DIFF]], room // (len(boots) - number))
-        room -= sum(map(_measure_line, shown))
+        printable_lines = [printable(line.expandtabs(4)) for line in lines[:_MAX_DIFF_LINES]]
+        shown = _fit_diff(printable_lines, remaining_bytes // (len(boots) - number))
+        remaining_bytes -= sum(map(_measure_line, shown))
         if rest := format_omitted(len(lines) - len(shown), "line"):
             shown.append(f"… {rest}")
         fence = _make_fence("\n".join(shown), 3)
@@ -259,19 +268,16 @@ def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
     return "\n\n".join(parts)
 
 
-# the maximum number of characters in a line of a diff that replaces another line, or that another line replaces
-_LONGEST_CHANGE: Final = 600
-_SHORT_CHANGE: Final = 150  # the same if the rendered diffs of a group would be too large
+# Short diffs
 
 
 def _fit_diff(lines: Sequence[str], max_bytes: int) -> list[str]:
     """Shorten the lines of a diff so that they fit in ``max_bytes`` bytes. If necessary, omit lines at the end."""
     fitting: list[str] = []
-    for longest in (_LONGEST_CHANGE, _SHORT_CHANGE):
-        shown = list(_shorten_diff(lines, longest))
-        fitting = [
-            line for line, size in zip(shown, accumulate(map(_measure_line, shown)), strict=True) if size <= max_bytes
-        ]
+    for max_length in (_MAX_CHANGE_CHARS, _SHORT_CHANGE_CHARS):
+        shown = list(_shorten_diff(lines, max_length))
+        sizes = accumulate(map(_measure_line, shown))
+        fitting = [line for line, size in zip(shown, sizes, strict=True) if size <= max_bytes]
         if len(fitting) == len(lines):
             break
     return fitting
@@ -280,9 +286,6 @@ def _fit_diff(lines: Sequence[str], max_bytes: int) -> list[str]:
 def _measure_line(line: str) -> int:
     """Return the size of a line in bytes, including its line ending."""
     return len(line.encode()) + 1
-
-
-_LONGEST: Final = 300  # the maximum number of characters in each line
 
 
 def _shorten_diff(lines: Sequence[str], max_length: int) -> Iterator[str]:
@@ -294,14 +297,14 @@ def _shorten_diff(lines: Sequence[str], max_length: int) -> Iterator[str]:
     for is_change, run in groupby(lines, key=lambda line: line[:1] in ("-", "+")):
         block = list(run)
         for line in block:
-            others = [each[1:] for each in block if each[:1] != line[:1]] if is_change else []
+            others = [other[1:] for other in block if other[:1] != line[:1]] if is_change else []
             if not others:
-                limit = min(max_length, _LONGEST)
+                limit = min(max_length, _MAX_LINE_CHARS)
                 yield _cut_changed(line, limit) if is_change else _cut_text(line, limit)
             elif len(line) <= max_length:
                 yield line
             else:
-                counterpart = max(others, key=lambda each: _count_common_prefix(each[:_LONGEST_CHANGE], line[1:]))
+                counterpart = max(others, key=lambda other: _count_common_prefix(other[:_MAX_CHANGE_CHARS], line[1:]))
                 yield line[:1] + _show_changed_words(line[1:], counterpart, max_length)
 
 
@@ -317,7 +320,7 @@ def _show_changed_words(text: str, counterpart: str, remaining_chars: int) -> st
     words = _WORD.findall(text)
     counterparts = _find_changed_words(words, _WORD.findall(counterpart))
     changed = [index for index, other in counterparts.items() if words[index] != other]
-    neighbors = [each for index in counterparts for each in (index - 1, index + 1)]
+    neighbors = [neighbor for index in counterparts for neighbor in (index - 1, index + 1)]
     shown: dict[int, str] = {}
     longest_word = remaining_chars // 3
     for indexes in ((0, *changed), (*counterparts, *neighbors, *range(len(words)))):
@@ -335,9 +338,6 @@ def _show_changed_words(text: str, counterpart: str, remaining_chars: int) -> st
     return f"{cut} ({format_count(omitted, 'more changed word')})" if omitted else cut
 
 
-_MOST_WORDS: Final = 200  # in longer lines, all words between the first and the last changed word count as changed
-
-
 def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[int, str]:
     """Map the indexes of words that differ, and of words next to a missing word, to the counterparts of these words.
 
@@ -347,21 +347,19 @@ def _find_changed_words(words: Sequence[str], others: Sequence[str]) -> Mapping[
     last = _count_common_prefix(words[first:][::-1], others[first:][::-1])
     middle, other_middle = words[first : len(words) - last], others[first : len(others) - last]
     blocks: Sequence[tuple[str, int, int, int, int]] = [("replace", 0, len(middle), 0, len(other_middle))]
-    if max(len(middle), len(other_middle)) <= _MOST_WORDS:
+    if max(len(middle), len(other_middle)) <= _MAX_COMPARED_WORDS:
         blocks = SequenceMatcher(None, middle, other_middle, autojunk=False).get_opcodes()
-    found: dict[int, str] = {}
-    for kind, start, end, other_start, other_end in blocks:
-        if kind != "equal":
-            found |= {first + index: "" for index in range(start, end)}
-            if start == end:
-                neighbors = (index for index in (first + start - 1, first + start) if 0 <= index < len(words))
-                found |= {index: words[index] for index in neighbors if index not in found}
-            if end - start == other_end - other_start:
-                found |= zip(range(first + start, first + end), other_middle[other_start:other_end], strict=True)
-    return found
-
-
-_WORD_CONTEXT: Final = 20  # characters before the first difference in a word
+    counterparts: dict[int, str] = {}
+    for operation, start, end, other_start, other_end in blocks:
+        if operation == "equal":
+            continue
+        counterparts |= {first + index: "" for index in range(start, end)}
+        if start == end:
+            neighbors = (index for index in (first + start - 1, first + start) if 0 <= index < len(words))
+            counterparts |= {index: words[index] for index in neighbors if index not in counterparts}
+        if end - start == other_end - other_start:
+            counterparts |= zip(range(first + start, first + end), other_middle[other_start:other_end], strict=True)
+    return counterparts
 
 
 def _cut_word(word: str, counterpart: str, max_length: int) -> str:
@@ -370,8 +368,8 @@ def _cut_word(word: str, counterpart: str, max_length: int) -> str:
     if word == counterpart:
         return _cut_text(word, max_length)
     equal = _count_common_prefix(word, counterpart)
-    start = equal - _WORD_CONTEXT
-    begin = f"{word[:_WORD_CONTEXT]}…" if start > _WORD_CONTEXT else word[: max(start, 0)]
+    start = equal - _WORD_CONTEXT_CHARS
+    begin = f"{word[:_WORD_CONTEXT_CHARS]}…" if start > _WORD_CONTEXT_CHARS else word[: max(start, 0)]
     end = word[max(start, 0) :]
     is_rest_equal = counterpart[equal:].endswith(end[max_length - 1 :])
     return begin + (_cut_text(end, max_length) if is_rest_equal else _cut_changed(end, max_length))
@@ -383,7 +381,7 @@ def _count_common_prefix(first: Sequence[object], second: Sequence[object]) -> i
     return sum(1 for _ in takewhile(bool, equal))
 
 
-def _cut_text(text: str, limit: int = _LONGEST) -> str:
+def _cut_text(text: str, limit: int = _MAX_LINE_CHARS) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
@@ -396,21 +394,20 @@ def _cut_changed(text: str, limit: int) -> str:
 
 
 def _render_effects(review: Review) -> Iterator[str]:
-    if found := phrases.count_effects(review.groups):
+    if numbers := phrases.count_effects(review.groups):
         yield "\n### When\n"
-        yield from _limit_lines(
-            [f"- {format_code(when)}: {format_count(number, 'server')}" for when, number in found], "time"
-        )
+        lines = [f"- {format_code(when)}: {format_count(number, 'server')}" for when, number in numbers]
+        yield from _limit_lines(lines, "time")
 
 
 def _render_documents(review: Review) -> Iterator[str]:
-    if found := review.document_only_changes:
-        yield f"\n### Presentation only: {format_count(len(found), 'document')}, no decision changes\n"
-        lines = [
-            f"- {format_code(str(each.id))} {each.fate}"
-            + (f": {format_code(format_names([field.dotted_path for field in each.fields], 3))}" if each.fields else "")
-            for each in found
-        ]
+    if documents := review.document_only_changes:
+        yield f"\n### Presentation only: {format_count(len(documents), 'document')}, no decision changes\n"
+        lines = []
+        for document in documents:
+            names = format_names([field.dotted_path for field in document.fields], 3)
+            fields = f": {format_code(names)}" if document.fields else ""
+            lines.append(f"- {format_code(str(document.id))} {document.fate}{fields}")
         yield from _limit_lines(lines, "document")
     if review.changes is not None and not review.changes.first:
         if bmcs := review.changes.moved_bmcs:
@@ -425,21 +422,17 @@ def _render_documents(review: Review) -> Iterator[str]:
             yield from _limit_lines([f"- {format_code(line)}" for line in moved], "BMC")
 
 
-_SECTION: Final = 6_000  # the maximum size in bytes of each list that could have any length
-
-
 def _render_problems(review: Review) -> Iterator[str]:
     for heading, problems in review.problems():
         errors = sum(problem.severity is Severity.ERROR for problem in problems)
         numbers = f"{format_count(errors, 'error')}, {format_count(len(problems) - errors, 'warning')}"
         yield f"\n### {heading}: {numbers}\n"
-        lines = [
-            f"- {format_code(f'{each.path}:{each.line}:{each.column}')} {each.severity} {each.code}: "
-            + format_code(each.message)
-            + (f"<br>{format_code(each.hint)}" if each.hint else "")
-            for each in problems
-        ]
-        yield from _limit_lines(lines, "problem", 2 * _SECTION)
+        lines = []
+        for problem in problems:
+            place = format_code(f"{problem.path}:{problem.line}:{problem.column}")
+            hint = f"<br>{format_code(problem.hint)}" if problem.hint else ""
+            lines.append(f"- {place} {problem.severity} {problem.code}: {format_code(problem.message)}{hint}")
+        yield from _limit_lines(lines, "problem", 2 * _MAX_LIST_BYTES)
 
 
 def _render_next_steps(review: Review) -> Iterator[str]:
@@ -483,13 +476,16 @@ def _make_fence(text: str, min_length: int) -> str:
     return "`" * max(min_length, *(len(run) + 1 for run in runs), min_length)
 
 
-def _limit_lines(lines: list[str], noun: str, remaining_bytes: int = _SECTION) -> Iterator[str]:
+def _limit_lines(lines: list[str], noun: str, remaining_bytes: int = _MAX_LIST_BYTES) -> Iterator[str]:
     for number, line in enumerate(lines):
         remaining_bytes -= len(line.encode()) + 1
         if remaining_bytes < 0:
             yield f"\n{format_omitted(len(lines) - number, noun)}"
             return
         yield line
+
+
+# Annotations
 
 
 # The risk whose changes each guard counts. All other guards count all changes.
@@ -527,13 +523,16 @@ def as_problems(review: Review) -> tuple[Problem, ...]:
 def _list_limit_problems(review: Review) -> Iterator[Problem]:
     if review.verdict is None:
         return
-    (line, *_), ack_guards, first = (*review.ack_lines, ""), review.ack_guards, None
+    line = next(iter(review.ack_lines), "")
+    ack_guards = review.ack_guards
+    first: Guard | None = None  # the guard of the first limit that is not acknowledged
     shared = {Guard.MAX_UNKNOWN_CHANGES: review.unknown, Guard.MAX_ACCESS_CHANGES: review.shared}
     for trip in review.verdict.trips:
-        risk = _RISK_BY_GUARD.get(trip.guard)
-        causes = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]
-        if (other := shared.get(trip.guard)) is not None:
-            causes = list(other.causes)
+        common_change, risk = shared.get(trip.guard), _RISK_BY_GUARD.get(trip.guard)
+        if common_change is not None:
+            causes = list(common_change.causes)
+        else:
+            causes = [cause for group in review.groups if risk in (None, *group.risks) for cause in group.causes]
         places = [claim.place for claim in review.claims] if trip.guard is Guard.MAX_REINSTALLS else []
         places += _list_places(causes)
         message = f"{trip.guard}: {phrases.format_excess(trip)}"

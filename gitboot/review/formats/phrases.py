@@ -35,7 +35,13 @@ from gitboot.review.risks import Effect, EffectTime, Risk
 from gitboot.text import format_count, format_names, format_omitted
 
 ARROW: Final = "\N{RIGHTWARDS ARROW}"
-_LONGEST: Final = 160  # the maximum number of characters in each value
+_MAX_VALUE_CHARS: Final = 160
+_MAX_OUTLIER_LINES: Final = 20
+# the maximum number of reasons for each consequence; each server in a group may have its own reason
+_MAX_REASONS: Final = 10
+_MAX_FIELDS: Final = 4  # the maximum number of changed fields of a document
+
+# Values
 
 
 def format_share(number: int, total: int) -> str:
@@ -53,51 +59,54 @@ def format_value(value: Any) -> str:
     if value is None:
         return "(absent)"
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[: _MAX_VALUE_CHARS - 1]}…"
 
 
 def format_change(field: FieldChange) -> str:
     """Format the old and the new value of a field, or the added and removed items of a list."""
     if isinstance(field.old, list) and isinstance(field.new, list):
-        signs = [f"-{format_value(each)}" for each in field.old if each not in field.new]
-        signs += [f"+{format_value(each)}" for each in field.new if each not in field.old]
-        return f"{field.dotted_path}: {' '.join(signs) or 'in a different order'}"
+        removed = [f"-{format_value(item)}" for item in field.old if item not in field.new]
+        added = [f"+{format_value(item)}" for item in field.new if item not in field.old]
+        return f"{field.dotted_path}: {' '.join([*removed, *added]) or 'in a different order'}"
     if field.old == field.new:
         return f"{field.dotted_path}: changed"
     return f"{field.dotted_path}: {format_value(field.old)} {ARROW} {format_value(field.new)}"
+
+
+# Groups
 
 
 def describe_diff(group: Group) -> str:
     """Describe which server a rendered diff belongs to, and which values differ for the other servers in the group."""
     if len(group.servers) == 1:
         return f"diff for {group.names[0]}"
-    *names, last = sorted(group.own, key=lambda name: name != "name") or ("",)
-    listed = f"{', '.join(names)} and {last}" if names else last
-    own = f" with their own {listed}" if listed else ""
+    values = sorted(group.own, key=lambda name: name != "name")  # the name of the server comes first
+    if len(values) > 2:
+        values = [", ".join(values[:-1]), values[-1]]
+    own = f" with their own {' and '.join(values)}" if values else ""
     return f"diff for {group.names[0]}; the other servers have the same diff{own}"
-
-
-_MAX_OUTLIER_LINES: Final = 20  # lines
 
 
 def format_outlier(outlier: Outlier) -> list[str]:
     """List the diff lines in which a group differs from a larger group with the same causes."""
-    signed = [*(f"only here: {line}" for line in outlier.lines), *(f"missing here: {line}" for line in outlier.missing)]
-    shown = signed[:_MAX_OUTLIER_LINES] or ["the same lines, but in different positions"]
-    return [*shown, *filter(None, [format_omitted(len(signed) - _MAX_OUTLIER_LINES, "line")])]
-
-
-# the maximum number of reasons for each consequence; each server in a group may have its own reason
-_MAX_REASONS: Final = 10
+    lines = [f"only here: {line}" for line in outlier.lines]
+    lines += (f"missing here: {line}" for line in outlier.missing)
+    if len(lines) > _MAX_OUTLIER_LINES:
+        return [*lines[:_MAX_OUTLIER_LINES], format_omitted(len(lines) - _MAX_OUTLIER_LINES, "line")]
+    return lines or ["the same lines, but in different positions"]
 
 
 def list_reasons(group: Group) -> Iterator[tuple[str, str]]:
     """Yield each consequence of a group's change, with the first few reasons and the number of other reasons."""
     reinstalls = [format_reinstall(each) for each in group.reinstalls if each.why is not ReinstallReason.RECORD]
-    for what, found in (("may be reinstalled", reinstalls), ("state becomes unknown", list_unknown_reasons(group))):
-        yield from ((what, each) for each in found[:_MAX_REASONS])
-        if rest := format_omitted(len(found) - _MAX_REASONS, "reason"):
-            yield what, rest
+    unknown_reasons = list_unknown_reasons(group)
+    for consequence, reasons in (("may be reinstalled", reinstalls), ("state becomes unknown", unknown_reasons)):
+        yield from ((consequence, reason) for reason in reasons[:_MAX_REASONS])
+        if omitted := format_omitted(len(reasons) - _MAX_REASONS, "reason"):
+            yield consequence, omitted
+
+
+# Credentials of BMCs
 
 
 def format_bmc_access(bmc: BmcAccess | None) -> str | None:
@@ -116,12 +125,15 @@ def format_bmc_access(bmc: BmcAccess | None) -> str | None:
 
 def list_credentials(changes: Iterable[BmcChange]) -> list[str]:
     """Return a line for each server whose BMC credentials would be sent to a new recipient."""
-    recipients = ((each.server, format_bmc_access(each.old), format_bmc_access(each.new)) for each in changes)
-    return [
-        f"{server}: {f'{old} {ARROW} ' if old is not None else ''}{new}"
-        for server, old, new in recipients
-        if new is not None and new != old
-    ]
+    lines = []
+    for change in changes:
+        old, new = format_bmc_access(change.old), format_bmc_access(change.new)
+        if new is not None and new != old:
+            lines.append(f"{change.server}: {f'{old} {ARROW} ' if old is not None else ''}{new}")
+    return lines
+
+
+# Reinstallations, resets and effects
 
 
 _REINSTALL_TEXTS: Final[Mapping[ReinstallReason, str]] = {
@@ -175,17 +187,6 @@ def describe_resets(change: ServerChange) -> Iterator[str]:
             yield f"Maintenance/{each.name}: {each.power}, {each.max_unavailable} at a time{per}"
 
 
-def list_unknown_reasons(group: Group) -> list[str]:
-    """List the reasons why gitboot cannot determine whether the servers in a group are provisioned."""
-    record_reasons = (format_reinstall(each) for each in group.reinstalls if each.why is ReinstallReason.RECORD)
-    return [*record_reasons, *map(format_unknown_reason, group.unknown)]
-
-
-def format_unknown_reason(reason: UnknownReason) -> str:
-    """Describe the reason why gitboot cannot determine whether a server is provisioned, and the next step."""
-    return _UNKNOWN_TEXTS[reason.cause].format(reason.detail)
-
-
 _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
     UnknownCause.NEW_SERVER: (
         "the server is new but has provision {0}, so it may be installed already. Set provision to 1 to install the "
@@ -210,6 +211,17 @@ _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
 }
 
 
+def list_unknown_reasons(group: Group) -> list[str]:
+    """List the reasons why gitboot cannot determine whether the servers in a group are provisioned."""
+    record_reasons = (format_reinstall(each) for each in group.reinstalls if each.why is ReinstallReason.RECORD)
+    return [*record_reasons, *map(format_unknown_reason, group.unknown)]
+
+
+def format_unknown_reason(reason: UnknownReason) -> str:
+    """Describe the reason why gitboot cannot determine whether a server is provisioned, and the next step."""
+    return _UNKNOWN_TEXTS[reason.cause].format(reason.detail)
+
+
 def format_effect(effect: Effect) -> str:
     """Describe when a change takes effect."""
     if effect.when is not EffectTime.WINDOW:
@@ -220,9 +232,21 @@ def format_effect(effect: Effect) -> str:
     return f"in Maintenance/{effect.maintenance}, [{start}, {end})"
 
 
+# Exceeded limits
+
+
+# sentences without a number, by `ExceededLimit.what`
+_SENTENCES: Final[Mapping[str, str]] = {
+    "servers left": "no server is left",
+    "commits taken back": "the commit does not descend from the accepted one",
+    "accepted commits without an evaluation": "the accepted commit cannot be evaluated",
+    "changes to the boot of unknown machines": "the boot of unknown machines changes; the limit is {limit}",
+}
+
+
 def format_excess(excess: ExceededLimit) -> str:
     """Describe the number that a guard counted, and the limit that it exceeds."""
-    if (words := _TRIP_TEXTS.get(excess.what)) is not None:
+    if (words := _SENTENCES.get(excess.what)) is not None:
         return words.format(limit=excess.limit)
     number = format_share(excess.number, excess.of) if excess.percent and excess.of else f"{excess.number:,}"
     of = f" of {excess.of:,}" if excess.of is not None else ""
@@ -230,20 +254,8 @@ def format_excess(excess: ExceededLimit) -> str:
     return f"{excess.what}{area}: {number}{of}; the limit is {excess.limit}{' %' if excess.percent else ''}"
 
 
-def format_limit_clause(excess: ExceededLimit) -> str:
-    """Return a clause for an exceeded limit, such as "it removes 26 servers (maxDeletes allows 25)"."""
-    limit = f"{excess.limit}{' %' if excess.percent else ''}"
-    guard = f"guard {excess.guard}" if excess.guard in _GUARDS_WITHOUT_NUMBER else f"{excess.guard} allows {limit}"
-    number = f"{excess.number:,}" if excess.of is None else f"{excess.number:,} of {excess.of:,}"
-    plural = "" if (excess.of or excess.number) == 1 else "s"
-    nouns = {noun: f"{number} {noun}{plural}" for noun in ("BMC", "image", "server", "setting")}
-    text = _EXCEEDED[excess.what].format(**nouns)
-    area = "" if excess.area == "all" else f" in {excess.area}"
-    share = f", {_format_percent(excess.number, excess.of)}" if excess.percent and excess.of else ""
-    return f"{text}{area}{share} ({guard})"
-
-
-_EXCEEDED: Final[Mapping[str, str]] = {  # texts by `Trip.what`
+# clauses about a commit, by `ExceededLimit.what`
+_CLAUSES: Final[Mapping[str, str]] = {
     "commits taken back": "the commit does not descend from the accepted commit",
     "accepted commits without an evaluation": (
         "gitboot cannot evaluate the accepted commit, so it cannot show which servers change"
@@ -266,12 +278,22 @@ _EXCEEDED: Final[Mapping[str, str]] = {  # texts by `Trip.what`
     "servers changed": "the commit changes {server}",
 }
 _GUARDS_WITHOUT_NUMBER: Final = frozenset({Guard.ALLOW_EMPTY, Guard.ALLOW_REWIND, Guard.ALLOW_TAKEOVER})
-_TRIP_TEXTS: Final[Mapping[str, str]] = {  # texts by `Trip.what`
-    "servers left": "no server is left",
-    "commits taken back": "the commit does not descend from the accepted one",
-    "accepted commits without an evaluation": "the accepted commit cannot be evaluated",
-    "changes to the boot of unknown machines": "the boot of unknown machines changes; the limit is {limit}",
-}
+
+
+def format_limit_clause(excess: ExceededLimit) -> str:
+    """Return a clause for an exceeded limit, such as "it removes 26 servers (maxDeletes allows 25)"."""
+    limit = f"{excess.limit}{' %' if excess.percent else ''}"
+    guard = f"guard {excess.guard}" if excess.guard in _GUARDS_WITHOUT_NUMBER else f"{excess.guard} allows {limit}"
+    number = f"{excess.number:,}" if excess.of is None else f"{excess.number:,} of {excess.of:,}"
+    plural = "" if (excess.of or excess.number) == 1 else "s"
+    nouns = {noun: f"{number} {noun}{plural}" for noun in ("BMC", "image", "server", "setting")}
+    text = _CLAUSES[excess.what].format(**nouns)
+    area = "" if excess.area == "all" else f" in {excess.area}"
+    share = f", {_format_percent(excess.number, excess.of)}" if excess.percent and excess.of else ""
+    return f"{text}{area}{share} ({guard})"
+
+
+# Numbers and settings
 
 
 def format_counts(changes: Changes) -> str:
@@ -279,7 +301,7 @@ def format_counts(changes: Changes) -> str:
     renamed = sum(each.renamed for each in changes.servers)
     edited = changes.filter_by_fate(ChangeKind.EDITED)
     harmless = sum(Risk.HARMLESS in each.risks for each in edited)
-    notes = [f"{number:,} {what}" for number, what in ((harmless, "harmless"), (renamed, "renamed")) if number]
+    notes = [f"{number:,} {noun}" for number, noun in ((harmless, "harmless"), (renamed, "renamed")) if number]
     parts = [
         f"{format_count(len(edited), 'server')} changed" + (f" ({', '.join(notes)})" if notes else ""),
         f"{len(changes.filter_by_fate(ChangeKind.ADDED)):,} added",
@@ -339,20 +361,20 @@ def format_origin(provenance: Provenance | None) -> str:
 
 def format_file_claim(claim: FileClaim) -> str:
     """Describe the provenance that the image claims for a digest, and the result of the signature check."""
-    origin, claimed = format_origin(claim.claimed), claim.claimed
-    shown = f"claims: {origin}" if claimed is not None else origin
-    is_signed = claimed is not None and claimed.digest is DigestOrigin.SIGNED
-    if is_signed and not claim.names_signature:
-        shown = f"{shown}, but the image does not have a signature"
+    claimed = claim.claimed
+    text = f"claims: {format_origin(claimed)}" if claimed is not None else format_origin(None)
+    claims_signature = claimed is not None and claimed.digest is DigestOrigin.SIGNED
+    if claims_signature and not claim.names_signature:
+        text += ", but the image does not have a signature"
     if claim.before != claimed:
-        shown += f"; before: {format_origin(claim.before)}"
+        text += f"; before: {format_origin(claim.before)}"
     if (signer := claim.verified_by) is not None:
         is_same_key = claimed is not None and _normalize_key(claimed.key or "") == _normalize_key(signer.key)
-        return f"verified: signed by {signer}" + ("" if is_same_key else f"; {shown}")
-    if claim.result is not None and (claim.result.fault is not None or is_signed):
+        return f"verified: signed by {signer}" if is_same_key else f"verified: signed by {signer}; {text}"
+    if claim.result is not None and (claim.result.fault is not None or claims_signature):
         fault = f"the file is {claim.result.fault}" if claim.result.fault is not None else "the file has no signature"
-        return f"not verified: {fault}; {shown}"
-    return shown
+        return f"not verified: {fault}; {text}"
+    return text
 
 
 def _normalize_key(key: str) -> str:
@@ -392,8 +414,10 @@ def format_rule_change(rule: StreamRuleChange) -> str:
 
 def list_provenance_changes(provenance: ProvenanceChanges) -> Iterator[tuple[str, Location | None, str]]:
     """Yield each changed stream rule and image source, with its location and a description of the change."""
-    yield from ((f"ImageStream/{each.stream}", each.place, format_rule_change(each)) for each in provenance.rules)
-    yield from ((f"ImageSource/{each.source}", each.place, format_source_change(each)) for each in provenance.sources)
+    for rule in provenance.rules:
+        yield f"ImageStream/{rule.stream}", rule.place, format_rule_change(rule)
+    for source in provenance.sources:
+        yield f"ImageSource/{source.source}", source.place, format_source_change(source)
 
 
 def _join_rules(value: Any) -> Any:
@@ -402,15 +426,17 @@ def _join_rules(value: Any) -> Any:
     return ", ".join(f"{name}: {format_value(each)}" for name, each in value.items() if each != [])
 
 
-_MAX_SOURCE_FIELDS: Final = 4
-
-
 def format_source_change(source: SourceChange) -> str:
     """Describe the changed fields of an image source, or whether the source was added or removed."""
     if source.fields:
-        shown = "; ".join(map(format_change, source.fields[:_MAX_SOURCE_FIELDS]))
-        return " ".join(filter(None, (shown, format_omitted(len(source.fields) - _MAX_SOURCE_FIELDS, "field"))))
+        return _join_fields(list(map(format_change, source.fields)))
     return f"{source.fate} in place of the built-in source" if source.replaces_built_in else source.fate
+
+
+def _join_fields(texts: Sequence[str]) -> str:
+    """Join the texts of the first few fields, and add the number of the other fields."""
+    shown, omitted = "; ".join(texts[:_MAX_FIELDS]), format_omitted(len(texts) - _MAX_FIELDS, "field")
+    return f"{shown} {omitted}" if omitted else shown
 
 
 class ProvenanceRisk(NamedTuple):
@@ -440,7 +466,7 @@ def list_provenance_risks(provenance: ProvenanceChanges) -> Iterator[ProvenanceR
         yield ProvenanceRisk(boot.stream, reason, place)
 
 
-# Groups
+# Titles and causes
 
 
 def format_title(group: Group) -> str:
@@ -475,24 +501,25 @@ def format_cause(cause: ChangeCause) -> str:
     if cause.fate is not ChangeKind.EDITED or not cause.fields:
         return "renamed" if cause.fate is ChangeKind.EDITED and cause.id.kind == "Server" else cause.fate
     # Show only names, numbers and times, because free text may contain secrets.
-    shown = [
-        format_change(field)
-        if _SHORT.search(field.dotted_path) and not _FREE_TEXT.search(field.dotted_path)
-        else field.dotted_path
-        for field in cause.fields
-    ]
-    return " ".join(filter(None, ("; ".join(shown[:4]), format_omitted(len(shown) - 4, "field"))))
+    return _join_fields(
+        [
+            format_change(field)
+            if _SHORT.search(field.dotted_path) and not _FREE_TEXT.search(field.dotted_path)
+            else field.dotted_path
+            for field in cause.fields
+        ]
+    )
 
 
 def count_effects(groups: Iterable[Group]) -> list[tuple[str, int]]:
     """Return each time at which changes take effect, the soonest first, with the number of affected servers."""
-    found: Counter[Effect] = Counter()
+    numbers: Counter[Effect] = Counter()
     for group in groups:
         for effect in group.effects:
-            found[effect] += len(group.servers)
+            numbers[effect] += len(group.servers)
     order = list(EffectTime)
-    ordered = sorted(found, key=lambda each: (order.index(each.when), format_effect(each)))
-    return [(format_effect(effect), found[effect]) for effect in ordered]
+    ordered = sorted(numbers, key=lambda effect: (order.index(effect.when), format_effect(effect)))
+    return [(format_effect(effect), numbers[effect]) for effect in ordered]
 
 
 # Blast radius

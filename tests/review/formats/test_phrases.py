@@ -157,7 +157,7 @@ def test_each_number_that_a_guard_counts_has_a_clause() -> None:
     assert {trip.guard for trip in trips} == {*Guard}
     texts = [phrases.format_limit_clause(trip) for trip in trips]
     assert all("{" not in text for text in texts)
-    assert {trip.what for trip in trips} == phrases._EXCEEDED.keys()
+    assert {trip.what for trip in trips} == phrases._CLAUSES.keys()
 
 
 @pytest.mark.parametrize(
