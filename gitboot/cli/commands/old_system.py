@@ -54,10 +54,12 @@ from gitboot.importers.inventory import (
 )
 from gitboot.importers.sources import (
     asset_databases,
-    boot_servers,
+    cobbler,
     dhcp_servers,
     hpc_clusters,
+    ironic,
     kubernetes,
+    matchbox,
     metal_operator,
 )
 from gitboot.jsonio import build_json_decoder, format_document
@@ -418,11 +420,9 @@ class ImportSource(Struct, frozen=True):
 
 
 SYSTEMS: Final[Mapping[str, ImportSource]] = {
-    "matchbox": ImportSource(boot_servers.read_matchbox, "the data directory with groups/, profiles/ and ignition/"),
-    "terraform": ImportSource(
-        boot_servers.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"
-    ),
-    "cobbler": ImportSource(boot_servers.read_cobbler, "/var/lib/cobbler/collections from Cobbler 3.3 or 4"),
+    "matchbox": ImportSource(matchbox.read_matchbox, "the data directory with groups/, profiles/ and ignition/"),
+    "terraform": ImportSource(matchbox.read_terraform, "terraform.tfstate with matchbox_profile and matchbox_group"),
+    "cobbler": ImportSource(cobbler.read_cobbler, "/var/lib/cobbler/collections from Cobbler 3.3 or 4"),
     "foreman": ImportSource(asset_databases.read_foreman, "hosts, media and operatingsystems as JSON (Foreman API)"),
     "maas": ImportSource(asset_databases.read_maas, "the output of maas PROFILE machines read and power-parameters"),
     "openchami": ImportSource(
@@ -431,7 +431,7 @@ SYSTEMS: Final[Mapping[str, ImportSource]] = {
     "tinkerbell": ImportSource(kubernetes.read_inventory, "Hardware and Machine objects as YAML"),
     "metal3": ImportSource(kubernetes.read_inventory, "BareMetalHost and HardwareData objects as YAML"),
     "boot-operator": ImportSource(metal_operator.read_inventory, "metal-operator and boot-operator objects as YAML"),
-    "ironic": ImportSource(boot_servers.read_ironic, "JSON from openstack baremetal node list --long and port list"),
+    "ironic": ImportSource(ironic.read_ironic, "JSON from openstack baremetal node list --long and port list"),
     "netbox": ImportSource(asset_databases.read_netbox, "devices, interfaces, ip-addresses as JSON (NetBox, Nautobot)"),
     "xcat": ImportSource(hpc_clusters.read_xcat, "the output of lsdef -t node -z"),
     "warewulf": ImportSource(hpc_clusters.read_warewulf, "nodes.conf from Warewulf 4"),

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from gitboot.importers.inventory import ImportedInventory
-from gitboot.importers.sources.boot_servers import read_cobbler
+from gitboot.importers.sources.cobbler import read_cobbler
 from gitboot.resolve.kernel_arguments import merge_arguments
 from tests.helpers.artifact_servers import artifact_server
 from tests.helpers.instance_with_bmcs import run_command

@@ -9,7 +9,7 @@ import pytest
 
 from gitboot.errors import UsageError
 from gitboot.importers.inventory import ImportedInventory
-from gitboot.importers.sources.boot_servers import read_matchbox, read_terraform
+from gitboot.importers.sources.matchbox import read_matchbox, read_terraform
 from tests.importers.test_fleet_files import INITRD, KERNEL, MAC
 
 PROFILES: list[dict[str, Any]] = [

@@ -1,0 +1,301 @@
+"""matchbox: read groups and profiles from its data directory, or from the state of Terraform."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from msgspec import structs
+
+from gitboot.importers.inventory import (
+    ImportedBoot,
+    ImportedData,
+    ImportedInventory,
+    ImportedMachine,
+    ImportedNic,
+    ImportRemark,
+    Texts,
+    as_list,
+    as_mapping,
+    as_mappings,
+    as_text,
+    get_nested,
+    is_secret,
+    parse_json,
+    parse_json_files,
+    parse_mac_or_none,
+    read_mac,
+    read_uuid,
+    remark_guessed,
+    remark_if,
+    remark_kept,
+    remark_lost,
+    remark_missing,
+    translate_arguments,
+)
+from gitboot.model.scalars import Malformed, parse_label_key, parse_label_value, parse_variable_name
+from gitboot.resolve.secret_scan import find_secrets
+
+_IDENTITIES: Final = ("mac", "uuid", "serial")
+# arguments with which the live system itself reads the user data
+_FIRST_BOOT_ARGUMENTS: Final = ("ignition.config.url=", "coreos.config.url=", "flatcar.config.url=")
+_Group = dict[str, Any]
+
+
+def read_matchbox(files: Texts) -> ImportedInventory:
+    """Read ``groups/``, ``profiles/`` and ``ignition/`` in matchbox's data directory."""
+    folders = {
+        folder: {path: text for path, text in files.items() if folder in path.split("/")[:-1]}
+        for folder in ("groups", "profiles", "ignition")
+    }
+    return _build_inventory(
+        groups=[{"id": path, **as_mapping(group)} for path, group in parse_json_files(folders["groups"])],
+        profiles=[as_mapping(profile) for _, profile in parse_json_files(folders["profiles"])],
+        templates={path.rpartition("ignition/")[2]: text for path, text in folders["ignition"].items()},
+    )
+
+
+def read_terraform(files: Texts) -> ImportedInventory:
+    """Read ``matchbox_group`` and ``matchbox_profile`` resources from Terraform states or ``terraform show -json``."""
+    groups, profiles, templates = list[_Group](), list[_Group](), dict[str, str]()
+    remarks = list[ImportRemark]()
+    for path, text in sorted(files.items()):
+        if not path.endswith((".json", ".tfstate")) and len(files) > 1:
+            continue
+        state = parse_json(path, text)
+        if as_list(get_nested(state, "modules")):
+            remarks.append(
+                remark_missing(
+                    f"the resources in {path} were not imported, because the state version is "
+                    f"{as_text(get_nested(state, 'version'))}, not 4"
+                )
+            )
+        for kind, values in _list_resources(state):
+            name = as_text(values.get("name")) or as_text(values.get("id"))
+            if kind == "matchbox_group":
+                groups.append({**values, "id": name})
+            elif kind == "matchbox_profile":
+                profile = {"id": name, "boot": {key: values.get(key) for key in ("kernel", "initrd", "args")}}
+                for key, suffix in (("raw_ignition", "ign"), ("container_linux_config", "yaml.tmpl")):
+                    if content := as_text(values.get(key)):
+                        profile["ignition_id"] = f"{name}.{suffix}"
+                        templates[f"{name}.{suffix}"] = content
+                if values.get("generic_config"):
+                    profile["generic_id"] = name
+                profiles.append(profile)
+    inventory = _build_inventory(groups, profiles, templates)
+    return structs.replace(inventory, remarks=(*inventory.remarks, *remarks))
+
+
+def _list_resources(state: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    for resource in as_mappings(get_nested(state, "resources")):
+        if resource.get("mode") != "data":
+            for instance in as_mappings(resource.get("instances")):
+                yield as_text(resource.get("type")), as_mapping(instance.get("attributes"))
+    modules = [get_nested(state, "values", "root_module")]
+    while modules:  # the output of `terraform show -json` contains nested modules
+        module = modules.pop(0)
+        modules += as_mappings(get_nested(module, "child_modules"))
+        for resource in as_mappings(get_nested(module, "resources")):
+            yield as_text(resource.get("type")), as_mapping(resource.get("values"))
+
+
+def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Texts) -> ImportedInventory:
+    by_identity: dict[str, list[_Group]] = {}  # the groups that select one machine
+    defaults = list[_Group]()  # the groups without a selector
+    others = list[_Group]()
+    for group in sorted(groups, key=_get_name):
+        selector = as_mapping(group.get("selector"))
+        key = next((key for key in _IDENTITIES if selector.get(key)), None)
+        if key is not None:
+            mac = parse_mac_or_none(selector[key]) if key == "mac" else None
+            by_identity.setdefault(f"{key} {mac or str(selector[key]).lower()}", []).append(group)
+        elif selector:
+            others.append(group)
+        else:
+            defaults.append(group)
+    boots = tuple(_read_boot(profile, templates) for profile in profiles)
+    names = {boot.name for boot in boots}
+    return ImportedInventory(
+        machines=tuple(_read_machine(selected, defaults) for _, selected in sorted(by_identity.items())),
+        boots=boots,
+        remarks=(
+            *(
+                remark_guessed(
+                    f"group {_get_name(group)} has no selector, so it boots profile {group.get('profile')} on each "
+                    "machine that no other group selects: select these machines with a BootPolicy, or write a Server "
+                    "for each of them"
+                )
+                for group in defaults
+            ),
+            *remark_if(
+                len(defaults) > 1,
+                remark_lost(
+                    "several groups have no selector, and matchbox does not define which of them it uses: select one "
+                    "boot"
+                ),
+            ),
+            *(
+                remark_lost(
+                    f"group {_get_name(group)} was left out, because it does not select machines by MAC address, UUID "
+                    f"or serial number (it boots profile {group.get('profile')} if {_format_other_selectors(group)})"
+                )
+                for group in others
+            ),
+            *(
+                remark_missing(
+                    f"group {_get_name(group)} boots profile {group.get('profile')}, which is not in the source: "
+                    "export the profile"
+                )
+                for group in (*defaults, *others)
+                if as_text(group.get("profile")) not in names
+            ),
+        ),
+    )
+
+
+def _get_name(group: Mapping[str, Any]) -> str:
+    return as_text(group.get("id")) or as_text(group.get("name")) or "without a name"
+
+
+def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachine:
+    """Return the machine that ``groups`` select. It boots the profile of the group that selects only by identity.
+
+    If all groups also select by another value, such as os=installed, matchbox first uses a group without selectors.
+    """
+    groups = sorted(groups, key=lambda group: (bool(_format_other_selectors(group)), _get_name(group)))
+    exact = [group for group in groups if not _format_other_selectors(group)]
+    exact.sort(key=lambda group: -len(group["selector"]))  # matchbox sorts groups in the same order
+    group = (exact or groups)[0]
+    boot_group = (exact or defaults or groups)[0]
+    selector = group["selector"]
+    mac, mac_remarks = read_mac(selector.get("mac"))
+    uuid, uuid_remarks = read_uuid(selector.get("uuid"))
+    variables, labels, metadata_remarks = _read_metadata(as_mapping(get_nested(group, "metadata")))
+    return ImportedMachine(
+        name=_get_name(group),
+        uuid=uuid,
+        serial=as_text(selector.get("serial")),
+        nics=(ImportedNic(mac=mac),) if mac else (),
+        labels=labels,
+        vars=variables,
+        boot=as_text(boot_group.get("profile")),
+        remarks=(
+            remark_kept(f"group {_get_name(group)}"),
+            *(
+                remark_lost(
+                    f"group {_get_name(each)} was left out, because a provisioned server boots from its disk (the "
+                    f"group boots profile {each.get('profile')} if {_format_other_selectors(each)})"
+                )
+                for each in groups
+                if each is not boot_group
+            ),
+            *remark_if(
+                boot_group is not group,
+                remark_guessed(f"the import took the boot from group {_get_name(boot_group)}, which has no selector"),
+            ),
+            *remark_if(
+                boot_group is group and _format_other_selectors(group),
+                remark_lost(f"selectors in group {_get_name(group)} were left out: {_format_other_selectors(group)}"),
+            ),
+            *mac_remarks,
+            *uuid_remarks,
+            *metadata_remarks,
+        ),
+    )
+
+
+def _format_other_selectors(group: Mapping[str, Any]) -> str:
+    selectors = sorted(as_mapping(get_nested(group, "selector")).items())
+    return ", ".join(f"{key}={value}" for key, value in selectors if key not in _IDENTITIES)
+
+
+def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], list[ImportRemark]]:
+    """Return the variables and the labels in the metadata of a group. Omit secrets, and values that are not text."""
+    variables, labels, remarks = dict[str, str](), dict[str, str](), list[ImportRemark]()
+    for key, value in sorted(metadata.items()):
+        text = as_text(value)
+        if text is None or "\n" in text:
+            remarks.append(
+                remark_lost(f"metadata {key} was left out, because its value is not text: write the value in `vars`")
+            )
+        elif is_secret(f"{key}={text}"):
+            remarks.append(
+                remark_lost(f"metadata {key} was left out, because it looks like a secret: move it to `secrets`")
+            )
+        else:
+            try:
+                variables[parse_variable_name(key)] = text
+            except Malformed:
+                remarks.append(
+                    remark_lost(f"metadata {key} was left out, because {key} is not a valid variable name: rename it")
+                )
+            if key in ("role", "rack", "site", "pool"):
+                with suppress(Malformed):
+                    labels[parse_label_key(key)] = parse_label_value(text)
+    return variables, labels, remarks
+
+
+def _read_boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
+    """Convert a profile to a boot. The assets of matchbox become assets of the fleet."""
+    boot = as_mapping(get_nested(profile, "boot"))
+    old_arguments = [str(argument) for argument in as_list(boot.get("args"))]
+    data_arguments = [argument for argument in old_arguments if "/ignition?" in argument]
+    data, remarks = _read_user_data(profile, templates)
+    if data is not None and not all(argument.startswith(_FIRST_BOOT_ARGUMENTS) for argument in data_arguments):
+        data = None  # gitboot would also serve this data to the live system, which runs the installer
+        remarks = [
+            remark_lost("the user data was left out, because coreos-installer fetches it for the installed system")
+        ]
+    if data is not None:
+        # remove the old URL of the user data, because gitboot adds its own URL
+        old_arguments = [argument for argument in old_arguments if argument not in data_arguments]
+    elif data_arguments:
+        remarks.append(remark_guessed("the arguments still contain the old system's user data URL"))
+    arguments, argument_remarks = translate_arguments(old_arguments)
+    return ImportedBoot(
+        name=_get_name(profile),
+        kernel=_translate_asset_url(boot.get("kernel")),
+        initrds=tuple(filter(None, (_translate_asset_url(each) for each in as_list(boot.get("initrd"))))),
+        arguments=arguments,
+        data=data,
+        remarks=(
+            *remarks,
+            *argument_remarks,
+            *(
+                remark_lost(f"{key} {profile[key]} was left out, because gitboot does not serve such files")
+                for key in ("cloud_id", "generic_id")
+                if profile.get(key)
+            ),
+        ),
+    )
+
+
+def _translate_asset_url(url: object) -> str | None:
+    text = as_text(url)
+    # the value may have the form of iPXE, such as "--name main /assets/…"
+    text = text.rpartition(" ")[2] if text else None
+    return f"assets:{text.removeprefix('/assets/')}" if text and text.startswith("/assets/") else text
+
+
+def _read_user_data(profile: Mapping[str, Any], templates: Texts) -> tuple[ImportedData | None, list[ImportRemark]]:
+    """Return the Ignition data, or a remark if the data is a Go template, which the import does not translate."""
+    name = as_text(profile.get("ignition_id"))
+    if name is None:
+        return None, []
+    if (text := templates.get(name)) is None:
+        return None, [remark_lost(f"user data {name} is not in the source")]
+    if "{{" in text:
+        return None, [remark_lost(f"user data {name} is a Go template: translate it to Jinja2")]
+    if find_secrets(text):
+        return None, [remark_lost(f"user data {name} contains a secret and was left out")]
+    try:
+        version = get_nested(json.loads(text), "ignition", "version")
+    except (ValueError, RecursionError):
+        return None, [remark_lost(f"user data {name} is not Ignition: convert it with butane")]
+    major, _, minor = str(version).removesuffix(".0").partition(".")
+    if major != "3" or minor not in tuple("0123456"):
+        return None, [remark_lost(f"user data {name} is Ignition {version}: convert it with ign-converter")]
+    return ImportedData(format=f"Ignition/3.{minor}", text=text), [remark_kept(f"user data {name}")]
