@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -114,14 +114,16 @@ def read_inventory(files: Texts) -> ImportedInventory:
     """Read Tinkerbell's Hardware and Metal3's BareMetalHosts, with the objects to which they refer."""
     objects = load_objects(files)
     machines, boots = list[ImportedMachine](), list[ImportedBoot]()
-    for kind, read_one in _READERS.items():
-        found = objects.list_kind(kind)
-        repeated = Counter(name for (_, name), _ in found)
-        for (namespace, name), each in found:
-            machine_name = name if repeated[name] == 1 else f"{namespace}-{name}"
-            machine, boot = read_one(machine_name, each, objects)
-            machines.append(structs.replace(machine, boot=boot.name if boot else None))
-            boots += [boot] if boot else []
+    for kind, read_machine in _READERS.items():
+        items = objects.list_kind(kind)
+        name_counts = Counter(name for (_, name), _ in items)
+        for (namespace, name), item in items:
+            machine_name = name if name_counts[name] == 1 else f"{namespace}-{name}"
+            machine, boot = read_machine(machine_name, item, objects)
+            if boot is not None:
+                boots.append(boot)
+                machine = structs.replace(machine, boot=boot.name)
+            machines.append(machine)
     known = {machine.name for machine in machines}
     return ImportedInventory(
         machines=tuple(machines),
@@ -153,7 +155,8 @@ def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAnd
     if (as_text(hardware.get("apiVersion")) or "").rpartition("/")[2] == "v1alpha2" or spec.get("networkInterfaces"):
         return _read_hardware_v1alpha2(name, hardware, spec)
     interfaces = as_mappings(spec.get("interfaces"))
-    hosts, reader = [as_mapping(interface.get("dhcp")) for interface in interfaces], NicCollector()
+    hosts = [as_mapping(interface.get("dhcp")) for interface in interfaces]
+    reader = NicCollector()
     for interface, dhcp in zip(interfaces, hosts, strict=True):
         reader.add(
             as_text(dhcp.get("mac")),
@@ -209,16 +212,16 @@ def _build_hardware(machine: ImportedMachine, setting: str) -> ImportedMachine:
 
 def _read_hardware_v1alpha2(name: str, hardware: Object, spec: Object) -> _MachineAndBoot:
     """Read v1alpha2 Hardware, which lists its interfaces by MAC address and contains the BMC itself."""
-    reader, interfaces = NicCollector(), sorted(as_mapping(spec.get("networkInterfaces")).items())
-    for text, interface in interfaces:
-        families = (as_mapping(get_nested(interface, "ipam", family)) for family in ("ipv4", "ipv6"))
-        found = tuple(
-            address
-            for ip in families
-            if as_text(ip.get("address"))
-            for address in list_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
-        )
-        reader.add(text, addresses=found, boot=str(get_nested(interface, "netboot", "disabled")) != "true")
+    interfaces = sorted(as_mapping(spec.get("networkInterfaces")).items())
+    reader = NicCollector()
+    for mac, interface in interfaces:
+        addresses = list[str]()
+        for family in ("ipv4", "ipv6"):
+            ip = as_mapping(get_nested(interface, "ipam", family))
+            if as_text(ip.get("address")):
+                addresses += list_address(f"{ip['address']}/{ip.get('prefix') or ''}".rstrip("/"))
+        boots = str(get_nested(interface, "netboot", "disabled")) != "true"
+        reader.add(mac, addresses=tuple(addresses), boot=boots)
     bmc, bmc_remarks = _read_tinkerbell_bmc(as_mapping(get_nested(spec, "bmc", "connection")), "credentialsRef")
     instance = as_mapping(spec.get("instance"))
     osie = as_mapping(instance.get("osie"))
@@ -255,61 +258,78 @@ def _read_hardware_v1alpha2(name: str, hardware: Object, spec: Object) -> _Machi
 
 
 def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    host, port = as_text(connection.get("host")), as_text(get_nested(connection, "providerOptions", "redfish", "port"))
+    host = as_text(connection.get("host"))
+    port = as_text(get_nested(connection, "providerOptions", "redfish", "port"))
+    place = f"{host}:{port}" if port else host
     return parse_bmc(
-        f"redfish://{host}{f':{port}' if port else ''}" if host else None,
+        f"redfish://{place}" if host else None,
         as_text(get_nested(connection, credentials, "name")),
         verify=str(connection.get("insecureTLS")) != "true",
     )
 
 
+class _ScriptedBoot(NamedTuple):
+    """The files and arguments of a boot, or the reason why the import cannot read the boot."""
+
+    kernel: str | None
+    initrds: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    obstacle: str = ""  # only if there is no kernel
+
+
 def _read_netboot(
     name: str, netboots: list[tuple[Object, Object]]
 ) -> tuple[ImportedBoot | None, tuple[ImportRemark, ...]]:
-    reasons = list[str]()
+    """Return the boot of the first interface with a kernel, or remarks that explain why there is no boot."""
+    obstacles = list[str]()
     for netboot, osie in netboots:
-        ipxe = as_mapping(netboot.get("ipxe"))
-        script = as_text(ipxe.get("contents")) or as_text(ipxe.get("script"))
-        url, config = as_text(ipxe.get("url")), as_text(get_nested(netboot, "pxelinux", "config"))
-        kernel, initrd = _read_osie_urls(osie)
-        arguments = [str(each) for each in as_list(osie.get("kernelParams"))]
-        initrds: tuple[str, ...] = (initrd,) if initrd else ()
-        if script:
-            found = parse_boot_script(script, "", {})
-            kernel, initrds, arguments = found.kernel, found.initrds, list(found.arguments)
-            no_kernel = "the iPXE script does not contain a kernel"
-            reasons += [] if kernel else [f"the iPXE script chains to {found.chain}" if found.chain else no_kernel]
-        elif url:
-            kernel = None
-            reasons.append(f"the import does not fetch the iPXE script at {url}")
-        elif config and not kernel:
-            kernel, initrds, arguments = _parse_pxelinux(config)
-            reasons += [] if kernel else ["the PXELINUX configuration does not contain a kernel"]
-        elif not kernel:
-            iso = as_text(osie.get("isoURL")) or as_text(osie.get("baseURL"))
-            reasons.append(
-                f"the machine boots {iso}"
-                if iso
-                else "the machine boots Smee's default OSIE, which the source does not contain"
+        boot = _find_interface_boot(netboot, osie)
+        if boot.kernel:
+            arguments, remarks = translate_arguments(boot.arguments)
+            imported = ImportedBoot(
+                name=name, kernel=boot.kernel, initrds=boot.initrds, arguments=arguments, remarks=remarks
             )
-        if kernel:
-            translated, remarks = translate_arguments(arguments)
-            return ImportedBoot(name=name, kernel=kernel, initrds=initrds, arguments=translated, remarks=remarks), ()
-    return None, tuple(remark_lost(f"the boot was not imported, because {reason}") for reason in dict.fromkeys(reasons))
+            return imported, ()
+        obstacles.append(boot.obstacle)
+    return None, tuple(remark_lost(f"the boot was not imported, because {each}") for each in dict.fromkeys(obstacles))
+
+
+def _find_interface_boot(netboot: Object, osie: Object) -> _ScriptedBoot:
+    ipxe = as_mapping(netboot.get("ipxe"))
+    if script := as_text(ipxe.get("contents")) or as_text(ipxe.get("script")):
+        boot = parse_boot_script(script, "", {})
+        obstacle = "the iPXE script does not contain a kernel"
+        if boot.chain:
+            obstacle = f"the iPXE script chains to {boot.chain}"
+        return _ScriptedBoot(boot.kernel, boot.initrds, boot.arguments, obstacle)
+    if url := as_text(ipxe.get("url")):
+        return _ScriptedBoot(None, obstacle=f"the import does not fetch the iPXE script at {url}")
+    kernel, initrd = _read_osie_urls(osie)
+    if kernel:
+        arguments = tuple(str(argument) for argument in as_list(osie.get("kernelParams")))
+        return _ScriptedBoot(kernel, (initrd,) if initrd else (), arguments)
+    if config := as_text(get_nested(netboot, "pxelinux", "config")):
+        return _parse_pxelinux(config)
+    if iso := as_text(osie.get("isoURL")) or as_text(osie.get("baseURL")):
+        return _ScriptedBoot(None, obstacle=f"the machine boots {iso}")
+    return _ScriptedBoot(None, obstacle="the machine boots Smee's default OSIE, which the source does not contain")
 
 
 def _read_osie_urls(osie: Object) -> tuple[str | None, str | None]:
+    """Return the URLs of the kernel and the initrd, which may be names below the base URL."""
     base = (as_text(osie.get("baseURL")) or "").rstrip("/")
-    kernel, initrd = (
-        as_text(osie.get(f"{key}URL")) or (f"{base}/{name}" if base and (name := as_text(osie.get(key))) else None)
-        for key in ("kernel", "initrd")
-    )
-    return kernel, initrd
+
+    def find_url(key: str) -> str | None:
+        name = as_text(osie.get(key))
+        return as_text(osie.get(f"{key}URL")) or (f"{base}/{name}" if base and name else None)
+
+    return find_url("kernel"), find_url("initrd")
 
 
-def _parse_pxelinux(config: str) -> tuple[str | None, tuple[str, ...], list[str]]:
-    """Return the kernel, the initrds and the arguments of the first label in a PXELINUX configuration."""
-    kernel, initrds, arguments = None, list[str](), list[str]()
+def _parse_pxelinux(config: str) -> _ScriptedBoot:
+    """Return the boot of the first label in a PXELINUX configuration. Its kernel must be a URL."""
+    kernel: str | None = None
+    initrds, arguments = list[str](), list[str]()
     for line in config.splitlines():
         word, _, rest = line.strip().partition(" ")
         key, rest = word.upper(), rest.strip()
@@ -321,31 +341,26 @@ def _parse_pxelinux(config: str) -> tuple[str | None, tuple[str, ...], list[str]
             initrds += rest.split(",")
         elif key == "APPEND":
             arguments = rest.split()
-            initrds += [each for found in arguments if found.startswith("initrd=") for each in found[7:].split(",")]
+            for argument in arguments:
+                if argument.startswith("initrd="):
+                    initrds += argument.removeprefix("initrd=").split(",")
     is_url = kernel is not None and re.match(r"https?://", kernel)
-    return (kernel if is_url else None), tuple(initrds), [each for each in arguments if not each.startswith("initrd=")]
+    return _ScriptedBoot(
+        kernel if is_url else None,
+        tuple(initrds),
+        tuple(argument for argument in arguments if not argument.startswith("initrd=")),
+        obstacle="the PXELINUX configuration does not contain a kernel",
+    )
 
 
 # Metal3
 
 
 def _read_bare_metal_host(name: str, host: Object, objects: Objects) -> _MachineAndBoot:
-    spec, hardware = as_mapping(get_nested(host, "spec")), as_mapping(get_nested(host, "status", "hardware"))
-    data_name, namespace = get_nested(host, "metadata", "name"), _get_namespace(host)
-    hardware = hardware or as_mapping(objects.get_spec("HardwareData", data_name, namespace).get("hardware"))
-    boot_mac, remarks = read_mac(as_text(spec.get("bootMACAddress")), "the boot")
-    nics: dict[str, ImportedNic] = {}
-    for nic in (*as_mappings(hardware.get("nics")), *as_mappings(spec.get("networkInterfaces"))):
-        nic_name = as_text(nic.get("name"))
-        mac, mac_remarks = read_mac(as_text(nic.get("mac")) or as_text(nic.get("macAddress")), f"interface {nic_name}:")
-        remarks += mac_remarks
-        if mac:  # a second row with the same MAC address contains the IPv6 address
-            known = nics.get(mac, ImportedNic(mac=mac, name=nic_name, boot=boot_mac in (None, mac)))
-            nics[mac] = structs.replace(
-                known, addresses=tuple(dict.fromkeys((*known.addresses, *list_address(nic.get("ip")))))
-            )
-    if boot_mac is not None and boot_mac not in nics:
-        nics[boot_mac] = ImportedNic(mac=boot_mac)
+    spec = as_mapping(get_nested(host, "spec"))
+    hardware_data = objects.get_spec("HardwareData", get_nested(host, "metadata", "name"), _get_namespace(host))
+    hardware = as_mapping(get_nested(host, "status", "hardware")) or as_mapping(hardware_data.get("hardware"))
+    nics, nic_remarks = _read_host_nics(spec, hardware)
     bmc, bmc_remarks = parse_bmc(
         as_text(get_nested(spec, "bmc", "address")),
         as_text(get_nested(spec, "bmc", "credentialsName")),
@@ -358,15 +373,15 @@ def _read_bare_metal_host(name: str, host: Object, objects: Objects) -> _Machine
         architecture=parse_architecture(spec.get("architecture") or get_nested(hardware, "cpu", "arch")),
         firmware=parse_firmware(spec.get("bootMode")),
         secure_boot=parse_secure_boot(spec.get("bootMode")),
-        nics=tuple(nic for _, nic in sorted(nics.items())),
+        nics=nics,
         bmc=bmc,
         labels=read_labels(host),
         remarks=(
             remark_kept(f"BareMetalHost {name}"),
-            *remarks,
+            *nic_remarks,
             *bmc_remarks,
             *remark_if(
-                not nics and not remarks,
+                not nics and not nic_remarks,
                 remark_missing(
                     "the source does not contain the MAC addresses: set bootMACAddress, or export the HardwareData "
                     "or the status"
@@ -382,6 +397,23 @@ def _read_bare_metal_host(name: str, host: Object, objects: Objects) -> _Machine
         ),
     )
     return machine, None
+
+
+def _read_host_nics(spec: Object, hardware: Object) -> tuple[tuple[ImportedNic, ...], tuple[ImportRemark, ...]]:
+    """Return the interfaces of a host, sorted by MAC address. If the host has a boot MAC, only this interface boots."""
+    boot_mac, remarks = read_mac(as_text(spec.get("bootMACAddress")), "the boot")
+    nics: dict[str, ImportedNic] = {}
+    for row in (*as_mappings(hardware.get("nics")), *as_mappings(spec.get("networkInterfaces"))):
+        name = as_text(row.get("name"))
+        mac, mac_remarks = read_mac(as_text(row.get("mac")) or as_text(row.get("macAddress")), f"interface {name}:")
+        remarks += mac_remarks
+        if mac:  # a second row with the same MAC address contains the IPv6 address
+            known = nics.get(mac, ImportedNic(mac=mac, name=name, boot=boot_mac in (None, mac)))
+            addresses = tuple(dict.fromkeys((*known.addresses, *list_address(row.get("ip")))))
+            nics[mac] = structs.replace(known, addresses=addresses)
+    if boot_mac is not None and boot_mac not in nics:
+        nics[boot_mac] = ImportedNic(mac=boot_mac)
+    return tuple(nic for _, nic in sorted(nics.items())), remarks
 
 
 def _describe_image(spec: Object) -> str:
