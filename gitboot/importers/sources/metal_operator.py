@@ -7,6 +7,7 @@ server.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
@@ -51,7 +52,8 @@ from gitboot.importers.sources.kubernetes import (
 )
 from gitboot.model.scalars import SystemUuid
 
-_BOOT_KINDS: Final = ("IPXEBootConfig", "HTTPBootConfig")  # if a machine has both kinds, the first kind applies
+_IPXE_KIND: Final = "IPXEBootConfig"
+_BOOT_KINDS: Final = (_IPXE_KIND, "HTTPBootConfig")  # if a machine has both kinds, the first kind applies
 _KINDS: Final = ("Server", "BMC", "Endpoint", "ServerBootConfiguration", "ServerClaim", "ServerMaintenance")
 
 
@@ -72,11 +74,13 @@ def read_inventory(files: Texts) -> ImportedInventory:
     objects = load_objects(files)
     configs = _list_boot_configs(objects)
     boots = tuple(filter(None, map(_read_boot, configs)))
-    servers = {key[1]: each for key, each in objects.list_kind("Server")}
-    machines = [_read_server(name, each, configs, objects) for name, each in sorted(servers.items())]
-    known = {machine.uuid for machine in machines if machine.uuid}
+    servers = {key[1]: server for key, server in objects.list_kind("Server")}
+    machines = [_read_server(name, server, configs, objects) for name, server in sorted(servers.items())]
+    known_uuids = {machine.uuid for machine in machines if machine.uuid}
     unlisted = [
-        each for each in configs if each.uuid not in known and _find_server_name(each.owner, objects) not in servers
+        config
+        for config in configs
+        if config.uuid not in known_uuids and _find_server_name(config.owner, objects) not in servers
     ]
     return ImportedInventory(
         machines=(*machines, *_read_unlisted_machines(unlisted, objects)),
@@ -101,20 +105,22 @@ def _read_ref(value: object) -> Key | None:
 
 
 def _list_boot_configs(objects: Objects) -> list[_BootConfig]:
-    found = [(kind, key, each) for kind in _BOOT_KINDS for key, each in objects.list_kind(kind)]
-    with_ipxe = {key for kind, key, _ in found if kind == _BOOT_KINDS[0]}
-    namespaces = {name: {key[0] for _, key, _ in found if key[1] == name} for _, (_, name), _ in found}
+    items = [(kind, key, item) for kind in _BOOT_KINDS for key, item in objects.list_kind(kind)]
+    ipxe_keys = {key for kind, key, _ in items if kind == _IPXE_KIND}
+    namespaces: defaultdict[str, set[str]] = defaultdict(set)  # by name
+    for _, (namespace, name), _ in items:
+        namespaces[name].add(namespace)
     configs = []
-    for kind, key, each in found:
-        spec = as_mapping(each.get("spec"))
+    for kind, key, item in items:
+        spec = as_mapping(item.get("spec"))
         name = key[1] if len(namespaces[key[1]]) == 1 else "-".join(filter(None, key))
-        suffix = "-http" if kind != _BOOT_KINDS[0] and key in with_ipxe else ""
+        suffix = "-http" if kind != _IPXE_KIND and key in ipxe_keys else ""
         configs.append(
             _BootConfig(
                 kind=kind,
                 key=key,
                 spec=spec,
-                owner=_find_owner(key[0], each),
+                owner=_find_owner(key[0], item),
                 boot=f"{name}{suffix}" if as_text(spec.get("kernelURL")) or as_text(spec.get("ukiURL")) else None,
                 uuid=parse_uuid_or_none(spec.get("systemUUID")),
             )
@@ -221,66 +227,53 @@ def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRema
         name = as_text(nic.get("name"))
         mac, mac_remarks = read_mac(as_text(nic.get("macAddress")), f"interface {name}:")
         remarks += mac_remarks
-        found = [each for value in (nic.get("ip"), *as_list(nic.get("ips"))) for each in list_address(value)]
         if mac:
-            before = nics[mac].addresses if mac in nics else ()
-            nics[mac] = ImportedNic(mac=mac, name=name, addresses=tuple(dict.fromkeys((*before, *found))))
+            addresses = list(nics[mac].addresses) if mac in nics else []
+            for value in (nic.get("ip"), *as_list(nic.get("ips"))):
+                addresses += list_address(value)
+            nics[mac] = ImportedNic(mac=mac, name=name, addresses=tuple(dict.fromkeys(addresses)))
     return tuple(nic for _, nic in sorted(nics.items())), remarks
 
 
 def _choose_boot(
     name: str, uuid: SystemUuid | None, spec: Object, configs: Sequence[_BootConfig], objects: Objects
 ) -> tuple[str | None, list[ImportRemark]]:
+    """Return the boot of a server's workload, if there is exactly one, and remarks on all configurations."""
     workload = _read_ref(spec.get("bootConfigurationRef"))
     maintenance = _read_ref(spec.get("maintenanceBootConfigurationRef"))
     maintenance = None if is_same_key(maintenance, workload) else maintenance
     candidates = [
-        each
-        for each in configs
-        if (uuid is not None and each.uuid == uuid)
-        or (
-            is_same_key(each.owner, workload)
-            or is_same_key(each.owner, maintenance)
-            or _find_server_name(each.owner, objects) == name
-        )
+        config
+        for config in configs
+        if (uuid is not None and config.uuid == uuid)
+        or is_same_key(config.owner, workload)
+        or is_same_key(config.owner, maintenance)
+        or _find_server_name(config.owner, objects) == name
     ]
-    boot, remarks, chosen = (
-        None,
-        list[ImportRemark](),
-        [each for each in candidates if is_same_key(each.owner, workload)],
-    )
+    remarks = list[ImportRemark]()
+    chosen = [config for config in candidates if is_same_key(config.owner, workload)]
     if not chosen:
         # boot-operator names a configuration after its owner. Without references, only the UUID of the machine matters.
         has_no_ref = workload is None and maintenance is None
-        chosen = [each for each in candidates if each.owner is None and (has_no_ref or is_same_key(each.key, workload))]
-        remarks += [
-            remark_guessed(f"the import took the boot from {each}, which has the server's UUID and no owner")
-            for each in chosen
+        chosen = [
+            config
+            for config in candidates
+            if config.owner is None and (has_no_ref or is_same_key(config.key, workload))
         ]
-    reason = _explain_workload(name, workload, objects)
-    mismatched = [each for each in chosen if uuid is not None and each.uuid not in (uuid, None)]
-    if reason is not None:
-        remarks.append(reason)
-    elif mismatched:
-        remarks.append(
-            remark_missing(
-                f"the boot was not imported, because the systemUUID in {mismatched[0]} is not the Server's UUID"
-            )
+        remarks += (
+            remark_guessed(f"the import took the boot from {config}, which has the server's UUID and no owner")
+            for config in chosen
         )
+    boot: str | None = None
+    obstacle = _find_workload_obstacle(name, uuid, workload, chosen, objects)
+    if obstacle is not None:
+        remarks.append(obstacle)
     else:
         boot, config_remarks = _pick_config(chosen)
         remarks += config_remarks
         if workload and not chosen:
             remarks.append(_explain_missing_config("the boot", workload, objects))
-    for each in candidates:
-        if is_same_key(each.owner, maintenance):
-            profile = f" with the profile {each.boot}" if each.boot else ""
-            remarks.append(remark_lost(f"{each} is a maintenance boot{profile}: write a Maintenance with a window"))
-        elif each not in chosen:
-            why = f"owner {_format(each.owner)}" if each.owner else "no owner"
-            remarks.append(remark_lost(f"{each} with {why} was left out, because the Server does not refer to it"))
-    if maintenance and not any(is_same_key(each.owner, maintenance) for each in candidates):
-        remarks.append(_explain_missing_config("the server's maintenance boot", maintenance, objects))
+    remarks += _list_remarks_on_unused_configs(candidates, chosen, maintenance, objects)
     if boot is not None and workload is not None and not objects.list_kind("ServerBootConfiguration"):
         remarks.append(
             remark_guessed(
@@ -296,16 +289,38 @@ def _choose_boot(
     return boot, remarks
 
 
-def _explain_workload(name: str, workload: Key | None, objects: Objects) -> ImportRemark | None:
-    """Return a remark if a server's ServerBootConfiguration is missing from the source or is for another server."""
-    if workload is None or not objects.list_kind("ServerBootConfiguration"):
-        return None
-    config = f"ServerBootConfiguration {_format(workload)}"
-    if objects.find("ServerBootConfiguration", workload) is None:
-        return remark_missing(f"the boot was not imported, because {config} is not in the source")
-    server = _find_server_name(workload, objects)
-    fault = remark_missing(f"the boot was not imported, because {config} belongs to Server {server}")
-    return fault if server != name else None
+def _list_remarks_on_unused_configs(
+    candidates: Sequence[_BootConfig], chosen: Sequence[_BootConfig], maintenance: Key | None, objects: Objects
+) -> Iterator[ImportRemark]:
+    """Yield remarks on a server's configurations for maintenances and on all others that the import did not choose."""
+    for config in candidates:
+        if is_same_key(config.owner, maintenance):
+            profile = f" with the profile {config.boot}" if config.boot else ""
+            yield remark_lost(f"{config} is a maintenance boot{profile}: write a Maintenance with a window")
+        elif config not in chosen:
+            owner = f"owner {_format(config.owner)}" if config.owner else "no owner"
+            yield remark_lost(f"{config} with {owner} was left out, because the Server does not refer to it")
+    if maintenance and not any(is_same_key(config.owner, maintenance) for config in candidates):
+        yield _explain_missing_config("the server's maintenance boot", maintenance, objects)
+
+
+def _find_workload_obstacle(
+    name: str, uuid: SystemUuid | None, workload: Key | None, chosen: Sequence[_BootConfig], objects: Objects
+) -> ImportRemark | None:
+    """Return a remark if the configurations of a server's workload are missing or belong to another server."""
+    if workload is not None and objects.list_kind("ServerBootConfiguration"):
+        config_name = f"ServerBootConfiguration {_format(workload)}"
+        if objects.find("ServerBootConfiguration", workload) is None:
+            return remark_missing(f"the boot was not imported, because {config_name} is not in the source")
+        server = _find_server_name(workload, objects)
+        if server != name:
+            return remark_missing(f"the boot was not imported, because {config_name} belongs to Server {server}")
+    mismatched = [config for config in chosen if uuid is not None and config.uuid not in (uuid, None)]
+    if mismatched:
+        return remark_missing(
+            f"the boot was not imported, because the systemUUID in {mismatched[0]} is not the Server's UUID"
+        )
+    return None
 
 
 def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> ImportRemark:
@@ -345,15 +360,16 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
 
 def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> Iterator[ImportRemark]:
     claim_ref = _read_ref(spec.get("serverClaimRef"))
-    for key, each in objects.list_kind("ServerClaim"):
-        if is_same_key(key, claim_ref) or get_nested(each, "spec", "serverRef", "name") == name:
+    for key, claim in objects.list_kind("ServerClaim"):
+        if is_same_key(key, claim_ref) or get_nested(claim, "spec", "serverRef", "name") == name:
+            image = as_text(get_nested(claim, "spec", "image"))
             yield remark_lost(
-                f"ServerClaim {_format(key)} with image {as_text(get_nested(each, 'spec', 'image'))} was not imported, "
-                "because gitboot does not support claims"
+                f"ServerClaim {_format(key)} with image {image} was not imported, because gitboot does not support "
+                "claims"
             )
-    for key, each in objects.list_kind("ServerMaintenance"):
-        if get_nested(each, "spec", "serverRef", "name") == name:
-            yield _describe_maintenance(key, each)
+    for key, maintenance in objects.list_kind("ServerMaintenance"):
+        if get_nested(maintenance, "spec", "serverRef", "name") == name:
+            yield _describe_maintenance(key, maintenance)
     maintenance_ref = _read_ref(spec.get("serverMaintenanceRef"))
     if maintenance_ref and objects.find("ServerMaintenance", maintenance_ref) is None:
         yield remark_lost(
@@ -379,7 +395,7 @@ def _describe_maintenance(key: Key, maintenance: Object) -> ImportRemark:
 def _read_bmc(
     controller: Object, objects: Objects, system: str | None
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    # If a BMC has no address, it may refer to an Endpoint with the address.
+    """Read the BMC of a server. A BMC without an address may refer to an Endpoint with the address."""
     endpoint = objects.get_spec(
         "Endpoint", get_nested(controller, "endpointRef", "name") or get_nested(controller, "endpoint", "name")
     )
@@ -390,12 +406,14 @@ def _read_bmc(
     protocol = as_mapping(get_nested(controller, "protocol"))
     if host is None:
         return None, rejected
-    host = f"[{host}]" if ":" in host and not host.startswith("[") else host
-    port, scheme = as_text(protocol.get("port")), as_text(protocol.get("scheme")) or "https"
+    if ":" in host and not host.startswith("["):  # an IPv6 address
+        host = f"[{host}]"
+    port = as_text(protocol.get("port"))
+    place = f"{host}:{port}" if port else host
     is_ipmi = (as_text(protocol.get("name")) or "").lower() == "ipmi"
-    place = f"{host}{f':{port}' if port else ''}"
+    scheme = "ipmi" if is_ipmi else f"redfish+{as_text(protocol.get('scheme')) or 'https'}"
     bmc, remarks = parse_bmc(
-        f"ipmi://{place}" if is_ipmi else f"redfish+{scheme}://{place}",
+        f"{scheme}://{place}",
         as_text(get_nested(controller, "bmcSecretRef", "name")),
         system=system,
     )
@@ -415,15 +433,16 @@ def _read_unlisted_machines(configs: Iterable[_BootConfig], objects: Objects) ->
     def get_machine_key(config: _BootConfig) -> str:
         return config.uuid or _format(config.owner or config.key)
 
-    for _, group in groupby(
-        sorted(configs, key=lambda each: (get_machine_key(each), each.key, each.kind)), get_machine_key
-    ):
+    in_order = sorted(configs, key=lambda config: (get_machine_key(config), config.key, config.kind))
+    for _, group in groupby(in_order, get_machine_key):
         machine_configs = list(group)
-        first = next((each for each in machine_configs if each.kind == _BOOT_KINDS[0]), machine_configs[0])
-        owners = {each.owner or each.key for each in machine_configs}
-        boot, remarks = (
-            _pick_config(machine_configs) if len(owners) == 1 else (None, [_remark_several_configs(machine_configs)])
-        )
+        first = next((config for config in machine_configs if config.kind == _IPXE_KIND), machine_configs[0])
+        owners = {config.owner or config.key for config in machine_configs}
+        boot: str | None = None
+        if len(owners) == 1:
+            boot, remarks = _pick_config(machine_configs)
+        else:
+            remarks = [_remark_several_configs(machine_configs)]
         uuid, uuid_remarks = read_uuid(as_text(first.spec.get("systemUUID")))
         nics, nic_remarks = _read_network_identifiers(machine_configs)
         yield ImportedMachine(
@@ -450,18 +469,25 @@ def _remark_several_configs(configs: Sequence[_BootConfig]) -> ImportRemark:
 
 
 def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
-    # The configuration contains IP and MAC addresses, but does not show which address belongs to which interface.
-    found = dict.fromkeys(
-        str(value)
-        for each in configs
-        for key in ("networkIdentifiers", "systemIPs", "systemIP")
-        for value in ([each.spec[key]] if as_text(each.spec.get(key)) else as_list(each.spec.get(key)))
-    )
-    addresses = tuple(sorted({address for each in found if (address := parse_address(each))}))
+    """Return the interfaces of a machine.
+
+    The configurations contain IP and MAC addresses, but do not show which address belongs to which interface. The first
+    interface gets all IP addresses.
+    """
+    identifiers = dict[str, None]()  # without duplicates
+    for config in configs:
+        for key in ("networkIdentifiers", "systemIPs", "systemIP"):
+            value = config.spec.get(key)
+            identifiers |= dict.fromkeys(map(str, [value] if as_text(value) else as_list(value)))
+    ip_addresses = set[str]()
     reader = NicCollector()
-    for each in found:
-        if parse_address(each) is None:
-            reader.add(each)
+    for identifier in identifiers:
+        address = parse_address(identifier)
+        if address is None:
+            reader.add(identifier)
+        else:
+            ip_addresses.add(address)
+    addresses = tuple(sorted(ip_addresses))
     macs = sorted({nic.mac for nic in reader.nics})
     if not macs and addresses:
         reader.remarks.append(
@@ -475,8 +501,8 @@ def _read_network_identifiers(configs: Iterable[_BootConfig]) -> tuple[tuple[Imp
 
 def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Iterator[ImportRemark]:
     for kind in ("ServerBootConfiguration", "ServerMaintenance", "ServerClaim"):
-        for key, each in objects.list_kind(kind):
-            server = as_text(get_nested(each, "spec", "serverRef", "name"))
+        for key, item in objects.list_kind(kind):
+            server = as_text(get_nested(item, "spec", "serverRef", "name"))
             if server is not None and server not in servers:
                 yield remark_lost(
                     f"{kind} {_format(key)} was left out, because its Server {server} is not in the source"
@@ -486,14 +512,14 @@ def _list_remarks_on_source(objects: Objects, servers: Mapping[str, Any]) -> Ite
                 for server_object in servers.values()
             ):
                 yield remark_lost(f"{kind} {_format(key)} was left out, because it does not belong to a Server")
-    used = {as_text(get_nested(each, "spec", "bmcRef", "name")) for each in servers.values()}
-    endpoints = set()
-    for key, each in objects.list_kind("BMC"):
-        endpoints.add(as_text(get_nested(each, "spec", "endpointRef", "name")))
-        if key[1] not in used:
+    used_bmcs = {as_text(get_nested(server, "spec", "bmcRef", "name")) for server in servers.values()}
+    used_endpoints = set()
+    for key, bmc in objects.list_kind("BMC"):
+        used_endpoints.add(as_text(get_nested(bmc, "spec", "endpointRef", "name")))
+        if key[1] not in used_bmcs:
             yield remark_lost(f"BMC {_format(key)} was left out, because no Server in the source refers to it")
-    for key, each in objects.list_kind("Endpoint"):
-        if key[1] not in endpoints:
-            _, rejected = read_mac(as_text(get_nested(each, "spec", "macAddress")), f"Endpoint {_format(key)}:")
+    for key, endpoint in objects.list_kind("Endpoint"):
+        if key[1] not in used_endpoints:
+            _, rejected = read_mac(as_text(get_nested(endpoint, "spec", "macAddress")), f"Endpoint {_format(key)}:")
             unused = f"Endpoint {_format(key)} was left out, because no BMC in the source refers to it"
             yield from (*rejected, remark_lost(unused))
