@@ -57,10 +57,9 @@ def _parse_source_files(files: Texts) -> list[tuple[str, Any]]:
 
 def read_netbox(files: Texts) -> ImportedInventory:
     """Read the responses of ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``."""
-    lists = (
-        found if isinstance(found, list) else get_nested(found, "results") for _, found in _parse_source_files(files)
-    )
-    rows = [row for found in lists for row in as_mappings(found)]
+    documents = [document for _, document in _parse_source_files(files)]
+    lists = (found if isinstance(found, list) else get_nested(found, "results") for found in documents)
+    rows = [row for items in lists for row in as_mappings(items)]
     interfaces = [row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row]
     addresses = [
         row
@@ -93,21 +92,7 @@ def read_netbox(files: Texts) -> ImportedInventory:
 def _read_device(
     device: _Row, interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
-    reader, lags = NicCollector(), {str(get_nested(each, "lag", "id")) for each in interfaces}
-    lag_addresses = {
-        str(each.get("id")): _list_netbox_addresses(each, addresses)
-        for each in interfaces
-        if get_nested(each, "type", "value") in ("lag", "bridge") or str(each.get("id")) in lags
-    }
-    for each in sorted(interfaces, key=lambda each: str(each.get("name"))):
-        name = as_text(each.get("name"))
-        if each.get("mgmt_only") or str(each.get("id")) in lag_addresses:
-            continue
-        found = (*_list_netbox_addresses(each, addresses), *lag_addresses.get(str(get_nested(each, "lag", "id")), ()))
-        # NetBox 4.2 returns a list of objects, one of which is the primary one.
-        macs = [as_text(row.get("mac_address")) for row in (each, *as_mappings(each.get("mac_addresses")))]
-        for text in dict.fromkeys(filter(None, macs)):
-            reader.add(text, f"interface {name}:", name=name, addresses=found)
+    reader = _collect_netbox_nics(interfaces, addresses)
     labels = {
         key: build_document_name(slug)
         for key in ("site", "rack", "role")
@@ -135,6 +120,30 @@ def _read_device(
     )
 
 
+def _collect_netbox_nics(
+    interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
+) -> NicCollector:
+    """Collect the interfaces of a device. The members of a link aggregation get its addresses."""
+    lag_ids = {str(get_nested(interface, "lag", "id")) for interface in interfaces}
+    lag_addresses = {
+        str(interface.get("id")): _list_netbox_addresses(interface, addresses)
+        for interface in interfaces
+        if get_nested(interface, "type", "value") in ("lag", "bridge") or str(interface.get("id")) in lag_ids
+    }
+    reader = NicCollector()
+    for interface in sorted(interfaces, key=lambda interface: str(interface.get("name"))):
+        if interface.get("mgmt_only") or str(interface.get("id")) in lag_addresses:
+            continue
+        name = as_text(interface.get("name"))
+        inherited = lag_addresses.get(str(get_nested(interface, "lag", "id")), ())
+        own = _list_netbox_addresses(interface, addresses)
+        # NetBox 4.2 returns a list of objects, one of which is the primary one.
+        macs = [as_text(row.get("mac_address")) for row in (interface, *as_mappings(interface.get("mac_addresses")))]
+        for mac in dict.fromkeys(filter(None, macs)):
+            reader.add(mac, f"interface {name}:", name=name, addresses=(*own, *inherited))
+    return reader
+
+
 def _list_netbox_addresses(interface: _Row, addresses: Mapping[str, list[dict[str, Any]]]) -> tuple[str, ...]:
     texts = (as_text(row["address"]) for row in addresses.get(str(interface.get("id")), []))
     return tuple(sorted(filter(None, (parse_address(each) for each in texts if each))))
@@ -145,32 +154,29 @@ def _list_netbox_addresses(interface: _Row, addresses: Mapping[str, list[dict[st
 
 def read_maas(files: Texts) -> ImportedInventory:
     """Read the output of ``maas PROFILE machines read`` and, if present, ``maas PROFILE machines power-parameters``."""
-    found = [each for _, each in _parse_source_files(files)]
-    rows = [row for each in found for row in as_mappings(each) or ([each] if "system_id" in as_mapping(each) else [])]
-    machines = [row for row in rows if as_text(row.get("system_id"))]
-    powers = {
-        str(system_id): as_mapping(power)
-        for each in found
-        if "system_id" not in as_mapping(each)
-        for system_id, power in as_mapping(each).items()
-    }
+    rows = list[dict[str, Any]]()
+    powers: dict[str, _Row] = {}  # by system_id
+    for _, document in _parse_source_files(files):
+        if isinstance(document, dict) and "system_id" not in document:
+            powers |= {str(system_id): as_mapping(power) for system_id, power in document.items()}
+        else:
+            rows += as_mappings(document) or as_mappings([document])
+    nodes = [row for row in rows if as_text(row.get("system_id"))]
+    machines = (
+        _read_maas_machine(row, powers.get(str(row["system_id"]), {})) for row in nodes if _is_maas_machine(row)
+    )
     return ImportedInventory(
-        machines=tuple(
-            sorted(
-                (
-                    _read_maas_machine(row, powers.get(str(row["system_id"]), {}))
-                    for row in machines
-                    if str(row.get("node_type", 0)) == "0"
-                ),
-                key=lambda machine: machine.name,
-            )
-        ),
+        machines=tuple(sorted(machines, key=lambda machine: machine.name)),
         remarks=tuple(
             remark_lost(f"{as_text(row.get('hostname'))} is not a machine: {as_text(row.get('node_type_name'))}")
-            for row in machines
-            if str(row.get("node_type", 0)) != "0"
+            for row in nodes
+            if not _is_maas_machine(row)
         ),
     )
+
+
+def _is_maas_machine(row: _Row) -> bool:
+    return str(row.get("node_type", 0)) == "0"
 
 
 def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
@@ -219,78 +225,89 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
     """Return the physical interfaces. The members of a bond or bridge get the addresses of the bond or bridge."""
     interfaces, remarks = as_mappings(row.get("interface_set")), list[ImportRemark]()
     boot_mac = parse_mac_or_none(get_nested(row, "boot_interface", "mac_address"))
-    names: dict[str, ImportedNic] = {}
-    for each in (*interfaces, *as_mappings([row.get("boot_interface")])):
-        if str(each.get("type", "physical")) == "physical":
-            name = as_text(each.get("name"))
-            mac, mac_remarks = read_mac(as_text(each.get("mac_address")), f"interface {name}:")
-            remarks += mac_remarks
-            if mac and mac not in {nic.mac for nic in names.values()}:
-                nic = ImportedNic(mac=mac, name=name, addresses=_list_maas_addresses(each), boot=mac == boot_mac)
-                names[name or mac] = nic
-    for each in interfaces:
-        kind, addresses = str(each.get("type", "physical")), _list_maas_addresses(each)
-        if kind == "physical" or not addresses:
+    nics_by_name: dict[str, ImportedNic] = {}
+    for interface in (*interfaces, *as_mappings([row.get("boot_interface")])):
+        if _get_maas_type(interface) != "physical":
             continue
-        same_mac = (key for key, nic in names.items() if nic.mac == parse_mac_or_none(each.get("mac_address")))
-        parents = (str(parent) for parent in as_list(each.get("parents")) if str(parent) in names)
-        targets = list(dict.fromkeys((*parents, *same_mac))) if kind in ("bond", "bridge") else []
-        if not targets:
-            remarks.append(
-                remark_lost(
-                    f"the {kind} {as_text(each.get('name'))} with {', '.join(addresses)} was left out: configure "
-                    f"the {kind} in the user data"
-                )
-            )
-            continue
-        for target in targets:
-            names[target] = structs.replace(names[target], addresses=(*names[target].addresses, *addresses))
-        remarks.append(
-            remark_guessed(
-                f"the import wrote the addresses from the {kind} {as_text(each.get('name'))} to {', '.join(targets)}"
-            )
-        )
-    nics = tuple(sorted(names.values(), key=lambda nic: nic.mac))
+        name = as_text(interface.get("name"))
+        mac, mac_remarks = read_mac(as_text(interface.get("mac_address")), f"interface {name}:")
+        remarks += mac_remarks
+        if mac and mac not in {nic.mac for nic in nics_by_name.values()}:
+            addresses = _list_maas_addresses(interface)
+            nics_by_name[name or mac] = ImportedNic(mac=mac, name=name, addresses=addresses, boot=mac == boot_mac)
+    for interface in interfaces:
+        if _get_maas_type(interface) != "physical":
+            remarks += _move_maas_addresses(interface, nics_by_name)
+    nics = tuple(sorted(nics_by_name.values(), key=lambda nic: nic.mac))
     if not any(nic.boot for nic in nics):
         nics = tuple(structs.replace(nic, boot=True) for nic in nics)
     return nics, remarks
 
 
+def _get_maas_type(interface: _Row) -> str:
+    return str(interface.get("type", "physical"))
+
+
+def _move_maas_addresses(interface: _Row, nics_by_name: dict[str, ImportedNic]) -> tuple[ImportRemark, ...]:
+    """Add the addresses of a bond or bridge to its members in ``nics_by_name``, and return a remark."""
+    interface_type, name = _get_maas_type(interface), as_text(interface.get("name"))
+    addresses = _list_maas_addresses(interface)
+    if not addresses:
+        return ()
+    targets = list[str]()
+    if interface_type in ("bond", "bridge"):
+        mac = parse_mac_or_none(interface.get("mac_address"))
+        parents = (str(parent) for parent in as_list(interface.get("parents")) if str(parent) in nics_by_name)
+        same_mac = (key for key, nic in nics_by_name.items() if nic.mac == mac)
+        targets = list(dict.fromkeys((*parents, *same_mac)))
+    if not targets:
+        lost = f"the {interface_type} {name} with {', '.join(addresses)} was left out"
+        return (remark_lost(f"{lost}: configure the {interface_type} in the user data"),)
+    for target in targets:
+        nic = nics_by_name[target]
+        nics_by_name[target] = structs.replace(nic, addresses=(*nic.addresses, *addresses))
+    moved = f"the import wrote the addresses from the {interface_type} {name} to {', '.join(targets)}"
+    return (remark_guessed(moved),)
+
+
 def _list_maas_addresses(interface: _Row) -> tuple[str, ...]:
-    found = list[str]()
+    addresses = list[str]()
     for link in (*as_mappings(interface.get("links")), *as_mappings(interface.get("discovered"))):
         address = parse_address(link.get("ip_address"))
         prefix = (as_text(get_nested(link, "subnet", "cidr")) or "").partition("/")[2]
-        if address and not any(each.partition("/")[0] == address for each in found):
-            found.append(f"{address}/{prefix}" if prefix else address)
-    return tuple(found)
+        if address and not any(known.partition("/")[0] == address for known in addresses):
+            addresses.append(f"{address}/{prefix}" if prefix else address)
+    return tuple(addresses)
 
 
-def _read_maas_bmc(name: str, kind: str | None, power: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
+def _read_maas_bmc(
+    name: str, power_type: str | None, power: _Row
+) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
     address = as_text(power.get("power_address"))
-    if kind in (None, "manual"):
+    if power_type in (None, "manual"):
         return None, (remark_lost("the BMC was not imported, because the power type is manual"),)
-    if kind not in ("ipmi", "redfish"):
+    if power_type not in ("ipmi", "redfish"):
         location = f" at {address.rpartition('@')[2]}" if address else ""
         return None, (
-            remark_lost(f"the BMC{location} was left out, because its power type is {kind}: add the BMC by hand"),
+            remark_lost(f"the BMC{location} was left out, because its power type is {power_type}: add the BMC by hand"),
         )
     if address is None:
         return None, (
             remark_missing(
-                f"the source does not contain the BMC's address ({kind}): put the output of "
+                f"the source does not contain the BMC's address ({power_type}): put the output of "
                 "`maas PROFILE machines power-parameters` into the same directory as the machines"
             ),
         )
     host = address.rpartition("@")[2]
-    host = host if "://" in host else f"{kind}://{host}"
+    url = host if "://" in host else f"{power_type}://{host}"
     node = as_text(power.get("node_id"))
-    return parse_bmc(host, f"{build_document_name(name)}-bmc", system=f"/redfish/v1/Systems/{node}" if node else None)
+    return parse_bmc(url, f"{build_document_name(name)}-bmc", system=f"/redfish/v1/Systems/{node}" if node else None)
 
 
 # Foreman
 
 _UUID_FACTS: Final = ("dmi::product::uuid", "dmi::system::uuid", "uuid")
+_DEBIAN_NAMES: Final = {"x86_64": "amd64", "aarch64": "arm64"}  # of architectures
 _SERIAL_FACTS: Final = ("dmi::product::serial_number", "dmi::system::serial_number", "serialnumber")
 
 
@@ -301,13 +318,14 @@ def read_foreman(files: Texts) -> ImportedInventory:
     installation medium.
     """
     rows, facts = list[dict[str, Any]](), dict[str, _Row]()
-    for _, found in _parse_source_files(files):
-        results = get_nested(found, "results")
+    for _, document in _parse_source_files(files):
+        results = get_nested(document, "results")
         if isinstance(results, dict):  # from /api/v2/hosts/NAME/facts
-            facts |= {str(name): as_mapping(each) for name, each in results.items()}
-            continue
-        listed = results if isinstance(results, list) else found if isinstance(found, list) else [found]
-        rows += as_mappings(listed)
+            facts |= {str(name): as_mapping(host_facts) for name, host_facts in results.items()}
+        elif isinstance(results, list):
+            rows += as_mappings(results)
+        else:
+            rows += as_mappings(document if isinstance(document, list) else [document])
     hosts: dict[str, dict[str, Any]] = {}
     for row in rows:
         if as_text(row.get("name")) and ("mac" in row or "interfaces" in row or "pxe_loader" in row):
@@ -368,35 +386,35 @@ def _read_foreman_host(
 def _read_foreman_interfaces(
     name: str, host: _Row
 ) -> tuple[tuple[ImportedNic, ...], ImportedBmc | None, list[ImportRemark]]:
-    bmc, reader = None, NicCollector()
+    bmc: ImportedBmc | None = None
+    reader = NicCollector()
     remarks = reader.remarks
     rows = as_mappings(host.get("interfaces")) or [{**host, "identifier": None, "type": "interface"}]
-    bond_addresses: dict[str, tuple[str, ...]] = {}
+    bond_addresses: dict[str, tuple[str, ...]] = {}  # by the name of the member
     has_boot = any(row.get("provision") for row in rows)
     for row in sorted(rows, key=lambda row: str(row.get("type")) not in ("bond", "bridge")):
-        kind, shown = str(row.get("type") or "interface"), as_text(row.get("identifier")) or as_text(row.get("mac"))
-        found = tuple(filter(None, (parse_address(row.get("ip")), parse_address(row.get("ip6")))))
-        if kind == "bmc":
+        interface_type, identifier = str(row.get("type") or "interface"), as_text(row.get("identifier"))
+        label = identifier or as_text(row.get("mac"))
+        addresses = tuple(filter(None, (parse_address(row.get("ip")), parse_address(row.get("ip6")))))
+        if interface_type == "bmc":
             bmc, bmc_remarks = _read_foreman_bmc(name, row)
             remarks += bmc_remarks
-            continue
-        if kind in ("bond", "bridge"):
+        elif interface_type in ("bond", "bridge"):
             devices = row.get("attached_devices")
             for device in devices.split(",") if isinstance(devices, str) else as_list(devices):
-                bond_addresses[str(device).strip()] = found
-            remarks.append(remark_lost(f"interface {shown} was left out, because it is of type {kind}"))
-            continue
-        if row.get("virtual"):
-            address_list = f" with {', '.join(found)}" if found else ""
-            remarks.append(remark_lost(f"interface {shown}{address_list} was left out, because it is virtual"))
-            continue
-        reader.add(
-            as_text(row.get("mac")),
-            f"interface {shown}:",
-            name=as_text(row.get("identifier")),
-            addresses=(*found, *bond_addresses.get(as_text(row.get("identifier")) or "", ())),
-            boot=not has_boot or bool(row.get("provision")),
-        )
+                bond_addresses[str(device).strip()] = addresses
+            remarks.append(remark_lost(f"interface {label} was left out, because it is of type {interface_type}"))
+        elif row.get("virtual"):
+            address_list = f" with {', '.join(addresses)}" if addresses else ""
+            remarks.append(remark_lost(f"interface {label}{address_list} was left out, because it is virtual"))
+        else:
+            reader.add(
+                as_text(row.get("mac")),
+                f"interface {label}:",
+                name=identifier,
+                addresses=(*addresses, *bond_addresses.get(identifier or "", ())),
+                boot=not has_boot or bool(row.get("provision")),
+            )
     if not as_mappings(host.get("interfaces")):
         remarks.append(
             remark_lost("a list of hosts contains neither the other interfaces nor the BMC: export /api/v2/hosts/NAME")
@@ -407,7 +425,8 @@ def _read_foreman_interfaces(
 
 
 def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    host, provider = as_text(row.get("ip")) or as_text(row.get("ip6")), as_text(row.get("provider")) or "IPMI"
+    host = as_text(row.get("ip")) or as_text(row.get("ip6"))
+    provider = as_text(row.get("provider")) or "IPMI"
     if host is None:
         return None, (
             remark_missing(f"the source does not contain the BMC's address ({provider}): add the BMC by hand"),
@@ -433,11 +452,11 @@ def _read_foreman_boot(
         missing = "operating system" if system_name is None else "installation medium"
         return None, [remark_lost(f"the boot was not imported, because the host has no {missing}")]
     if medium is None or system is None:
-        what = " and ".join(each for each, row in (("media", medium), ("operatingsystems", system)) if row is None)
+        missing = " and ".join(part for part, row in (("media", medium), ("operatingsystems", system)) if row is None)
         return None, [
             remark_missing(
                 f"the boot of {system_name} from medium {medium_name} is incomplete: put the responses from "
-                f"/api/v2/{what} into the same directory as the hosts"
+                f"/api/v2/{missing} into the same directory as the hosts"
             )
         ]
     architecture = parse_architecture(host.get("architecture_name"))
@@ -450,7 +469,7 @@ def _read_foreman_boot(
             )
         ]
     base = _fill_medium_path(as_text(medium.get("path")) or "", system, architecture or "x86_64")
-    kernel, initrd = (f"{base.rstrip('/')}/{each}" for each in files)
+    kernel, initrd = (f"{base.rstrip('/')}/{file}" for file in files)
     boot = ImportedBoot(
         name=f"{system_name} {medium_name} {architecture or 'x86_64'}",
         kernel=kernel,
@@ -469,16 +488,16 @@ def _read_foreman_boot(
 def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | None:
     """Return the paths of the kernel and the initrd below a medium, as in Foreman's operating system models."""
     family, name = as_text(system.get("family")), (as_text(system.get("name")) or "").lower()
-    arch = {"x86_64": "amd64", "aarch64": "arm64"}.get(architecture, architecture)
-    version = [int(each) for each in re.findall(r"\d+", f"{system.get('major')} {system.get('minor')}")]
+    version = [int(number) for number in re.findall(r"\d+", f"{system.get('major')} {system.get('minor')}")]
     if family == "Redhat":
         return "images/pxeboot/vmlinuz", "images/pxeboot/initrd.img"
     if family == "Debian" and "ubuntu" in name and version[:1] >= [20] and not [20, 0] <= version[:2] <= [20, 2]:
         return "casper/vmlinuz", "casper/initrd"
     if family == "Debian":
-        release, guess = as_text(system.get("release_name")) or "", "ubuntu" if "ubuntu" in name else "debian"
-        images = "legacy-images" if guess == "ubuntu" and version[:1] >= [20] else "images"
-        folder = f"dists/{release}/main/installer-{arch}/current/{images}/netboot/{guess}-installer/{arch}"
+        release, arch = as_text(system.get("release_name")) or "", _DEBIAN_NAMES.get(architecture, architecture)
+        distro = "ubuntu" if "ubuntu" in name else "debian"
+        images = "legacy-images" if distro == "ubuntu" and version[:1] >= [20] else "images"
+        folder = f"dists/{release}/main/installer-{arch}/current/{images}/netboot/{distro}-installer/{arch}"
         return f"{folder}/linux", f"{folder}/initrd.gz"
     if family == "Suse":
         return f"boot/{architecture}/loader/linux", f"boot/{architecture}/loader/initrd"
@@ -487,7 +506,7 @@ def _find_foreman_files(system: _Row, architecture: str) -> tuple[str, str] | No
 
 def _fill_medium_path(path: str, system: _Row, architecture: str) -> str:
     major, minor = as_text(system.get("major")) or "", as_text(system.get("minor")) or ""
-    names = {"x86_64": "amd64", "aarch64": "arm64"} if as_text(system.get("family")) == "Debian" else {}
+    names = _DEBIAN_NAMES if as_text(system.get("family")) == "Debian" else {}
     values = {
         "$arch": names.get(architecture, architecture),
         "$major": major,

@@ -74,27 +74,23 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
         if isinstance(row, ImportRemark):
             source_remarks.append(row)
             continue
-        macs, guessed = _guess_mac(row)
+        macs, guess_remarks = _guess_mac(row)
         host_id = macs[0] if macs else row.identifier or next(iter(row.addresses), "unnamed")
         name = row.name or f"host-{build_document_name(host_id.replace(':', '-'))}"
         host_nics = nics.setdefault(name, {})
         for mac in macs:
             before = host_nics[mac].addresses if mac in host_nics else ()
             host_nics[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *row.addresses})))
-        reasons = [*row.remarks, *guessed]
-        if not macs and not any(each.kind is RemarkKind.REJECTED for each in reasons):
-            unknown_mac = (
-                f"the MAC address is unknown, because the reservation identifies the machine by {row.identifier}"
-            )
-            reasons.append(
-                remark_missing(unknown_mac if row.identifier else "the reservation does not have a MAC address")
-            )
+        host_remarks = remarks.setdefault(name, [])
+        host_remarks += (*row.remarks, *guess_remarks)
         if not macs:
-            reasons += (
-                remark_lost(f"the address {each} was left out, because no interface with a MAC address is known")
-                for each in row.addresses
+            is_rejected = any(remark.kind is RemarkKind.REJECTED for remark in (*row.remarks, *guess_remarks))
+            if not is_rejected:
+                host_remarks.append(_remark_missing_mac(row))
+            host_remarks += (
+                remark_lost(f"the address {address} was left out, because no interface with a MAC address is known")
+                for address in row.addresses
             )
-        remarks.setdefault(name, []).extend(reasons)
     return ImportedInventory(
         machines=tuple(
             ImportedMachine(
@@ -108,17 +104,28 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
     )
 
 
+def _remark_missing_mac(host: _Host) -> ImportRemark:
+    if host.identifier:
+        return remark_missing(
+            f"the MAC address is unknown, because the reservation identifies the machine by {host.identifier}"
+        )
+    return remark_missing("the reservation does not have a MAC address")
+
+
 # RFC 2132, 9.14: a client identifier of type 1 is the MAC address.
 _ETHERNET_CLIENT_ID: Final = re.compile(r"0?1:((?:[0-9a-f]{1,2}:){5}[0-9a-f]{1,2})", re.IGNORECASE | re.ASCII)
 
 
 def _guess_mac(host: _Host) -> tuple[tuple[MacAddress, ...], tuple[ImportRemark, ...]]:
-    found = _ETHERNET_CLIENT_ID.fullmatch(_strip_client_id(host.identifier)) if not host.macs else None
-    if found is None:
+    """Return the MAC addresses of a reservation, or the MAC address that is its client identifier."""
+    client_id = _ETHERNET_CLIENT_ID.fullmatch(_strip_client_id(host.identifier))
+    if host.macs or client_id is None:
         return host.macs, ()
-    mac, remarks = read_mac(found[1])
+    mac, remarks = read_mac(client_id[1])
+    if mac is None:
+        return (), remarks
     guess = remark_guessed(f"the import took the MAC address from the {host.identifier}, whose type is Ethernet")
-    return ((mac,), (guess,)) if mac else ((), remarks)
+    return (mac,), (guess,)
 
 
 def _strip_client_id(identifier: str | None) -> str:
@@ -180,12 +187,15 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
         if lower.startswith(("set:", "net:", "tag:")) or _LEASE.fullmatch(part) or not part:
             continue
         if lower.startswith("id:"):
-            identifiers += [] if part[3:] == "*" else [f"client id {part[3:]}"]
+            if part[3:] != "*":
+                identifiers.append(f"client id {part[3:]}")
         elif hardware := _HARDWARE.fullmatch(part):
             mac, mac_remarks = read_mac(hardware[1])
-            macs += [mac] if mac else []
-            identifiers += [] if mac else [part]
             remarks += mac_remarks
+            if mac is not None:
+                macs.append(mac)
+            else:
+                identifiers.append(part)
         elif address := parse_address(part.strip("[]")):
             addresses.append(address)
         elif part.startswith("["):
@@ -230,8 +240,10 @@ def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
         elif piece == ";":
             if words and words[0].lower() == "include":
                 yield from _remark_include(" ".join(words[1:]), files)
-            elif words and (open_host := next((each for each in reversed(hosts) if each is not None), None)):
-                open_host[1].append(words)
+            elif words:
+                open_host = next((host for host in reversed(hosts) if host is not None), None)
+                if open_host is not None:
+                    open_host[1].append(words)
             words = []
         else:
             words.append(piece)
@@ -245,20 +257,20 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
         key, rest = words[0].lower(), words[1:]
         if key == "hardware" and len(rest) == 2:
             mac, mac_remarks = read_mac(rest[1])
-            macs += [mac] if mac and rest[0].lower() == "ethernet" else []
             remarks += mac_remarks
-            remarks += remark_if(
-                rest[0].lower() != "ethernet" and mac,
-                remark_lost(f"hardware {' '.join(rest)} was left out, because it is not Ethernet"),
-            )
+            if mac is not None and rest[0].lower() == "ethernet":
+                macs.append(mac)
+            elif mac is not None:
+                remarks.append(remark_lost(f"hardware {' '.join(rest)} was left out, because it is not Ethernet"))
         elif key in ("fixed-address", "fixed-address6"):
-            for each in filter(None, " ".join(rest).replace(",", " ").split()):
-                address = parse_address(each)
-                addresses += [address] if address else []
-                remarks += remark_if(
-                    address is None,
-                    remark_lost(f"the address {each} was left out, because it is a DNS name: add the IP address"),
-                )
+            for text in " ".join(rest).replace(",", " ").split():
+                address = parse_address(text)
+                if address is not None:
+                    addresses.append(address)
+                else:
+                    remarks.append(
+                        remark_lost(f"the address {text} was left out, because it is a DNS name: add the IP address")
+                    )
         elif words[:2] == ["option", "dhcp-client-identifier"] or key in ("uid", "host-identifier"):
             client_id = " ".join(words[2:] if key == "option" else rest)
             identifiers.append(f"client id {client_id}" if key != "host-identifier" else client_id)
@@ -344,13 +356,13 @@ def _walk_values(value: Any) -> Iterator[tuple[str | None, Any]]:
 
 def _read_kea_host(row: dict[str, Any]) -> _Host:
     mac, remarks = read_mac(as_text(row.get("hw-address")))
-    found = (row.get("ip-address"), *as_list(row.get("ip-addresses")))
+    addresses = (parse_address(each) for each in (row.get("ip-address"), *as_list(row.get("ip-addresses"))) if each)
     id_key = next((key for key in ("client-id", "duid", "circuit-id", "flex-id") if as_text(row.get(key))), None)
     return _Host(
         name=as_text(row.get("hostname")),
         macs=(mac,) if mac else (),
-        addresses=tuple(filter(None, (parse_address(each) for each in found if each))),
-        identifier=f"{'client id' if id_key == 'client-id' else id_key} {row[id_key]}" if id_key is not None else None,
+        addresses=tuple(filter(None, addresses)),
+        identifier=f"{id_key.replace('client-id', 'client id')} {row[id_key]}" if id_key is not None else None,
         remarks=(
             *remarks,
             *(

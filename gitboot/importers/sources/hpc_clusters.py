@@ -115,8 +115,9 @@ def _read_macs(name: str, node: Mapping[str, str]) -> tuple[tuple[ImportedNic, .
 
     ``*NOIP*`` instead of a name means that the interface has no fixed address (xCAT, table mac).
     """
-    address, reader = parse_address(node.get("ip")), NicCollector()
-    for part in filter(None, (each.strip() for each in node.get("mac", "").split("|"))):
+    address = parse_address(node.get("ip"))
+    reader = NicCollector()
+    for part in filter(None, map(str.strip, node.get("mac", "").split("|"))):
         text, _, host = part.partition("!")
         is_own = not host or host.partition(".")[0] == name.partition(".")[0]
         reader.add(text, addresses=(address,) if address and is_own else ())
@@ -156,11 +157,17 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
             addresses=list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask")),
         )
     settings = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
+
+    def find_setting(*keys: str) -> str | None:
+        """Return the value in the node, or in the first profile that has this setting."""
+        return next(filter(None, (as_text(get_nested(each, *keys)) for each in settings)), None)
+
     images = {
-        label: next(filter(None, (as_text(each.get(key)) for each in settings)), None)
-        for key, label in (("image name", "image"), ("container name", "container"), ("kernel", "kernel"))
+        "image": find_setting("image name"),
+        "container": find_setting("container name"),
+        "kernel": find_setting("kernel"),
     }
-    address = next(filter(None, (as_text(get_nested(each, "ipmi", "ipaddr")) for each in settings)), None)
+    address = find_setting("ipmi", "ipaddr")
     bmc, bmc_remarks = parse_bmc(f"ipmi://{address}" if address else None, f"{build_document_name(name)}-bmc")
     return ImportedMachine(
         name=name,
@@ -186,14 +193,16 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
 # OpenCHAMI
 
 
+_Interface = tuple[Any, tuple[Any, ...]]  # a MAC address and its IP addresses, with the values in the source
+
+
 class _Node(Struct, frozen=True, kw_only=True):
     """A node. It comes from State Management or boot-service, or only boot parameters contain its name."""
 
     name: str  # the xname, if the node has one
     hostname: str | None = None
     nid: int | None = None
-    # pairs of a MAC address and IP addresses, with the values in the source
-    interfaces: tuple[tuple[Any, tuple[Any, ...]], ...] = ()
+    interfaces: tuple[_Interface, ...] = ()
     role: str | None = None
     subrole: str | None = None
     architecture: str | None = None
@@ -253,14 +262,16 @@ def _parse_rows(path: str, text: str, files: int) -> list[dict[str, Any]]:
         documents = parse_yaml(path, text)
     else:
         return []
-    keys = ("Components", "boot-parameters", "nodes", "items")
-    lists = (
-        found
-        if isinstance(found, list)
-        else next((rows for key in keys if (rows := as_mappings(get_nested(found, key)))), [found])
-        for found in documents
-    )
-    return [row for found in lists for row in as_mappings(found)]
+    return [row for document in documents for row in _list_rows(document)]
+
+
+def _list_rows(document: Any) -> list[dict[str, Any]]:
+    if isinstance(document, list):
+        return as_mappings(document)
+    for key in ("Components", "boot-parameters", "nodes", "items"):
+        if rows := as_mappings(get_nested(document, key)):
+            return rows
+    return as_mappings([document])
 
 
 def _as_int(value: Any) -> int | None:
@@ -273,9 +284,10 @@ def _as_texts(value: Any) -> tuple[str, ...]:
 
 
 def _read_config(row: Mapping[str, Any]) -> _Config:
-    spec, reader = as_mapping(row.get("spec")) or row, NicCollector()
-    for each in as_list(spec.get("macs")):
-        reader.add(as_text(each), "boot parameters:")
+    spec = as_mapping(row.get("spec")) or row
+    reader = NicCollector()
+    for mac in as_list(spec.get("macs")):
+        reader.add(as_text(mac), "boot parameters:")
     return _Config(
         name=as_text(get_nested(row, "metadata", "name")) or "",
         row=spec,
@@ -289,59 +301,74 @@ def _read_config(row: Mapping[str, Any]) -> _Config:
 
 
 def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
-    interfaces: dict[str, list[tuple[Any, tuple[Any, ...]]]] = {}
+    interfaces: dict[str, list[_Interface]] = {}  # by the ID of their component
     for row in rows:
-        if "MACAddress" in row and (owner := as_text(row.get("ComponentID"))):
-            interfaces.setdefault(owner, []).append(
-                (row["MACAddress"], tuple(each.get("IPAddress") for each in as_mappings(row.get("IPAddresses"))))
-            )
-    found: dict[str, _Node] = {}
+        owner = as_text(row.get("ComponentID"))
+        if "MACAddress" in row and owner:
+            addresses = tuple(each.get("IPAddress") for each in as_mappings(row.get("IPAddresses")))
+            interfaces.setdefault(owner, []).append((row["MACAddress"], addresses))
+    nodes: dict[str, _Node] = {}
     for row in rows:
-        spec = as_mapping(row.get("spec"))
-        node = None
-        if (name := as_text(row.get("ID"))) and "NID" in row:
-            node = _Node(
-                name=name,
-                nid=_as_int(row["NID"]),
-                interfaces=tuple(interfaces.get(name, ())),
-                role=as_text(row.get("Role")),
-                subrole=as_text(row.get("SubRole")),
-                architecture={"X86": "x86_64", "ARM": "aarch64"}.get(str(row.get("Arch"))),
-            )
-        elif (name := as_text(spec.get("xname"))) and row.get("kind") != "BMC":
-            node_interfaces = [(each.get("mac"), (each.get("ip"),)) for each in as_mappings(spec.get("interfaces"))]
-            node = _Node(
-                name=name,
-                hostname=as_text(spec.get("hostname")),
-                nid=_as_int(spec.get("nid")),
-                interfaces=_add_boot_mac(node_interfaces, spec.get("bootMac")),
-                role=as_text(spec.get("role")),
-                subrole=as_text(spec.get("subRole")),
-                groups=_as_texts(spec.get("groups")),
-            )
-        # the row comes from a local nodes.yaml
-        elif (name := as_text(row.get("xname"))) and as_text(row.get("type")) in (None, "Node"):
-            node_interfaces = [
-                (each.get("mac_address"), (each.get("ip_address"),))
-                for each in as_mappings(row.get("ethernet_interfaces"))
-            ]
-            node = _Node(
-                name=name,
-                nid=_as_int(row.get("nid")),
-                interfaces=_add_boot_mac(node_interfaces, row.get("boot_mac")),
-                role=as_text(row.get("role")),
-                subrole=as_text(row.get("subrole")),
-            )
+        node = _read_smd_component(row, interfaces) or _read_boot_service_node(row) or _read_nodes_file_entry(row)
         if node is not None:
-            found[node.name] = node
-    return list(found.values())
+            nodes[node.name] = node
+    return list(nodes.values())
 
 
-def _add_boot_mac(
-    interfaces: list[tuple[Any, tuple[Any, ...]]], boot_mac: Any
-) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
+def _read_smd_component(row: Mapping[str, Any], interfaces: Mapping[str, list[_Interface]]) -> _Node | None:
+    """Read a Component of State Management, whose EthernetInterfaces are separate rows."""
+    name = as_text(row.get("ID"))
+    if name is None or "NID" not in row:
+        return None
+    return _Node(
+        name=name,
+        nid=_as_int(row["NID"]),
+        interfaces=tuple(interfaces.get(name, ())),
+        role=as_text(row.get("Role")),
+        subrole=as_text(row.get("SubRole")),
+        architecture={"X86": "x86_64", "ARM": "aarch64"}.get(str(row.get("Arch"))),
+    )
+
+
+def _read_boot_service_node(row: Mapping[str, Any]) -> _Node | None:
+    spec = as_mapping(row.get("spec"))
+    name = as_text(spec.get("xname"))
+    if name is None or row.get("kind") == "BMC":
+        return None
+    interfaces = [(each.get("mac"), (each.get("ip"),)) for each in as_mappings(spec.get("interfaces"))]
+    return _Node(
+        name=name,
+        hostname=as_text(spec.get("hostname")),
+        nid=_as_int(spec.get("nid")),
+        interfaces=_add_boot_mac(interfaces, spec.get("bootMac")),
+        role=as_text(spec.get("role")),
+        subrole=as_text(spec.get("subRole")),
+        groups=_as_texts(spec.get("groups")),
+    )
+
+
+def _read_nodes_file_entry(row: Mapping[str, Any]) -> _Node | None:
+    """Read a node in a local nodes.yaml."""
+    name = as_text(row.get("xname"))
+    if name is None or as_text(row.get("type")) not in (None, "Node"):
+        return None
+    interfaces = [
+        (each.get("mac_address"), (each.get("ip_address"),)) for each in as_mappings(row.get("ethernet_interfaces"))
+    ]
+    return _Node(
+        name=name,
+        nid=_as_int(row.get("nid")),
+        interfaces=_add_boot_mac(interfaces, row.get("boot_mac")),
+        role=as_text(row.get("role")),
+        subrole=as_text(row.get("subrole")),
+    )
+
+
+def _add_boot_mac(interfaces: list[_Interface], boot_mac: Any) -> tuple[_Interface, ...]:
     known = {parse_mac_or_none(mac) for mac, _ in interfaces}
-    return (*(((boot_mac, ()),) if boot_mac and parse_mac_or_none(boot_mac) not in known else ()), *interfaces)
+    if boot_mac and parse_mac_or_none(boot_mac) not in known:
+        return ((boot_mac, ()), *interfaces)
+    return tuple(interfaces)
 
 
 _PATTERN: Final = re.compile(r"[*?\[\]]")
@@ -357,18 +384,18 @@ def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]
     names = {name for node in nodes for name in (node.name, node.hostname, node.role, *node.groups) if name}
     macs = {mac for node in nodes for mac in node.macs}
     nids = {node.nid for node in nodes}
-    found: dict[str, _Node] = {}
+    others: dict[str, _Node] = {}
     for config in configs:
         for host in config.hosts:
             if host not in names and _is_node_name(host):
-                found.setdefault(host, _Node(name=host))
+                others.setdefault(host, _Node(name=host))
         for mac in config.macs - macs:
             text = mac.replace("-", ":")
-            found.setdefault(text, _Node(name=text, interfaces=((text, ()),)))
+            others.setdefault(text, _Node(name=text, interfaces=((text, ()),)))
         for nid in config.nids:
             if nid not in nids:
-                found.setdefault(f"nid{nid:06}", _Node(name=f"nid{nid:06}", nid=nid))
-    return list(found.values())
+                others.setdefault(f"nid{nid:06}", _Node(name=f"nid{nid:06}", nid=nid))
+    return list(others.values())
 
 
 def _score_config(config: _Config, node: _Node) -> int:
@@ -387,10 +414,15 @@ def _score_config(config: _Config, node: _Node) -> int:
 
 
 def _choose_config(node: _Node, configs: list[_Config]) -> _Config | None:
-    scored = [(_score_config(each, node), each) for each in configs]
-    matching = [(score, each) for score, each in scored if score]
-    # min returns the first of several equal items
-    return min(matching, key=lambda each: (-each[0], -each[1].priority, each[1].name), default=(0, None))[1]
+    """Return the parameters that match a node best, then those with the highest priority, then the first by name."""
+    best: _Config | None = None
+    best_rank: tuple[int, int, str] | None = None
+    for config in configs:
+        score = _score_config(config, node)
+        rank = -score, -config.priority, config.name
+        if score and (best_rank is None or rank < best_rank):
+            best, best_rank = config, rank
+    return best
 
 
 def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]) -> Iterator[ImportRemark]:
@@ -454,13 +486,12 @@ def _name_boot(row: Mapping[str, Any]) -> str:
 def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | None]) -> ImportedMachine:
     config = _choose_config(node, configs)
     nics, remarks = dict[MacAddress, ImportedNic](), list[ImportRemark]()
-    for text, addresses in node.interfaces:
+    for text, ips in node.interfaces:
         mac, mac_remarks = read_mac(as_text(text))
         remarks += mac_remarks
         if mac and mac not in nics:
-            nics[mac] = ImportedNic(
-                mac=mac, addresses=tuple(sorted(each for address in addresses for each in list_address(address)))
-            )
+            addresses = (address for ip in ips for address in list_address(ip))
+            nics[mac] = ImportedNic(mac=mac, addresses=tuple(sorted(addresses)))
     host = bmcs.get(node.name.rpartition("n")[0])
     bmc, bmc_remarks = parse_bmc(f"redfish://{host}" if host else None, f"{build_document_name(node.name)}-bmc")
     kernel = config.row.get("kernel") if config else None
