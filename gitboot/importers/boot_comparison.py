@@ -17,6 +17,51 @@ from gitboot.importers.inventory import as_text, get_nested, is_secret, split_ur
 from gitboot.quoting import BOOT_NIC_BOOTIF, BOOT_NIC_MAC, has_boot_nic_placeholder
 from gitboot.resolve.server_decision import Boot, BootFile
 
+# Kernel arguments that contain the URL of the user data.
+USER_DATA_ARGUMENTS: Final = frozenset(
+    {
+        "autoyast",
+        "ignition.config.url",
+        "coreos.config.url",
+        "coreos.inst.ignition_url",
+        "ds",
+        "flatcar.config.url",
+        "inst.auto",
+        "inst.ks",
+        "ks",
+        "url",
+        "talos.config",
+    }
+)
+_URL: Final = re.compile(r"https?://[^\s;]+")
+
+
+class OldBoot(Struct, frozen=True, kw_only=True):
+    """The boot that a boot script of the old system describes.
+
+    A script without a kernel boots from the local disk or loads the ``chain`` URL.
+    """
+
+    kernel: str | None = None
+    initrds: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    chain: str | None = None
+    data_url: str | None = None  # the URL of the user data, if the arguments do not contain it
+    fails: bool = False  # whether the script stops the machine, because the old system defines no boot for it
+
+    @property
+    def user_data_url(self) -> str | None:
+        if self.data_url is not None:
+            return self.data_url
+        for argument in self.arguments:
+            name, _, value = argument.partition("=")
+            if name in USER_DATA_ARGUMENTS and (url := _URL.search(value)):
+                return url[0]
+        return None
+
+
+# Comparison
+
 
 class Verdict(StrEnum):
     """The result of comparing two boots."""
@@ -65,31 +110,10 @@ def compare_boots(
     (kernel_url, kernel), *initrds = _pair_files(old, new)
     if not is_same_file(kernel_url, kernel):
         differences.append(("kernel", _redact_secrets(kernel_url), _redact_secrets(kernel.url if kernel else None)))
-    if not all(is_same_file(*each) for each in initrds):
-        differences.append(
-            (
-                "initrd",
-                _redact_secrets(*old.initrds),
-                _redact_secrets(*(file.url if file else None for _, file in initrds)),
-            )
-        )
-    old_arguments, new_arguments = (
-        _list_comparable_arguments(old.arguments),
-        _list_comparable_arguments(new.kernel_arguments),
-    )
-    # The old system's arguments name the NIC that fetched the script, so values for different boot NICs are equivalent.
-    if any(map(has_boot_nic_placeholder, new_arguments)):
-        old_arguments, new_arguments = (
-            [_generalize_macs(each, macs) for each in arguments] for arguments in (old_arguments, new_arguments)
-        )
-    only_old, only_new = (
-        Counter(old_arguments) - Counter(new_arguments),
-        Counter(new_arguments) - Counter(old_arguments),
-    )
-    if only_old or only_new:
-        differences.append(("arguments", _redact_secrets(*only_old.elements()), _redact_secrets(*only_new.elements())))
-    elif old_arguments != new_arguments:
-        differences.append(("order of arguments", _redact_secrets(*old_arguments), _redact_secrets(*new_arguments)))
+    if not all(is_same_file(url, file) for url, file in initrds):
+        new_initrds = (file.url if file else None for _, file in initrds)
+        differences.append(("initrd", _redact_secrets(*old.initrds), _redact_secrets(*new_initrds)))
+    differences += _compare_arguments(old.arguments, new.kernel_arguments, macs)
     files = new.user_data.files if new.user_data is not None else {}
     new_data = files.get("user-data") or next(iter(files.values()), None)
     if not _is_same_text(old_data, new_data):
@@ -99,6 +123,22 @@ def compare_boots(
         verdict=Verdict.DIFFERS if differences else Verdict.EQUAL,
         differences=tuple(differences),
     )
+
+
+def _compare_arguments(
+    old: tuple[str, ...], new: tuple[str, ...], macs: Collection[str]
+) -> Iterator[tuple[str, str, str]]:
+    old_arguments, new_arguments = _list_comparable_arguments(old), _list_comparable_arguments(new)
+    # The old system's arguments name the NIC that fetched the script, so values for different boot NICs are equivalent.
+    if any(map(has_boot_nic_placeholder, new_arguments)):
+        old_arguments = [_generalize_macs(argument, macs) for argument in old_arguments]
+        new_arguments = [_generalize_macs(argument, macs) for argument in new_arguments]
+    only_old = Counter(old_arguments) - Counter(new_arguments)
+    only_new = Counter(new_arguments) - Counter(old_arguments)
+    if only_old or only_new:
+        yield "arguments", _redact_secrets(*only_old.elements()), _redact_secrets(*only_new.elements())
+    elif old_arguments != new_arguments:
+        yield "order of arguments", _redact_secrets(*old_arguments), _redact_secrets(*new_arguments)
 
 
 def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
@@ -120,35 +160,18 @@ def _pair_files(old: OldBoot, new: Boot) -> Iterator[tuple[str | None, BootFile 
     yield from zip_longest(old.initrds, new.files.initrds if new.files.kernel else ())
 
 
-# Kernel arguments that contain the URL of the user data.
-USER_DATA_ARGUMENTS: Final = frozenset(
-    {
-        "autoyast",
-        "ignition.config.url",
-        "coreos.config.url",
-        "coreos.inst.ignition_url",
-        "ds",
-        "flatcar.config.url",
-        "inst.auto",
-        "inst.ks",
-        "ks",
-        "url",
-        "talos.config",
-    }
-)
-
-
 def _list_comparable_arguments(arguments: tuple[str, ...]) -> list[str]:
     """Return the arguments without request IDs and user data URLs.
 
     A request ID differs in each request, and gitboot compares the user data itself.
     """
-    return [
-        each
-        for name, each in ((each.partition("=")[0], each) for each in arguments)
-        if name != "ipa-global-request-id"  # Ironic's argument, which differs in each deployment
-        and (name not in USER_DATA_ARGUMENTS or "://" not in each)
-    ]
+    comparable = []
+    for argument in arguments:
+        name = argument.partition("=")[0]
+        has_data_url = name in USER_DATA_ARGUMENTS and "://" in argument
+        if name != "ipa-global-request-id" and not has_data_url:  # Ironic's request ID
+            comparable.append(argument)
+    return comparable
 
 
 def _generalize_macs(argument: str, macs: Collection[str]) -> str:
@@ -183,6 +206,9 @@ def _format_size(text: str | None) -> str:
     return f"{len(text.encode()):,} bytes" if text is not None else "-"
 
 
+# Requests to the old system
+
+
 # Paths below the URL in --old. Sources: matchbox, docs/api-http.md; OpenCHAMI BSS, api/swagger.yaml; Tinkerbell smee,
 # README; Cobbler 3.3 and 4, services; Ironic, boot.ipxe; boot-operator, server/bootserver.go; MAAS 3,
 # provisioningserver/boot/ipxe.py (port 5248 of a rack); Foreman 3, unattended_controller.rb.
@@ -202,7 +228,6 @@ OTHER_SCRIPT_PATHS: Final[Mapping[str, str]] = {"openchami": "bootscript?mac={ma
 # Systems that return the URL of a UKI for UEFI HTTP boot. boot-operator finds the machine by the addresses in
 # X-Forwarded-For.
 HTTP_BOOT_PATHS: Final[Mapping[str, str]] = {"boot-operator": "httpboot"}
-_URL: Final = re.compile(r"https?://[^\s;]+")
 
 
 class ComparedMachine(Struct, frozen=True, kw_only=True):
@@ -219,13 +244,15 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
         If the system's URLs contain a MAC address, return one URL for each MAC address of the machine.
         """
-        found = []
-        for mac in (self.macs or ("",)) if system in paths else ():
+        if system not in paths:
+            return ()
+        urls = []
+        for mac in self.macs or ("",):
             values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac}
-            values = {key: quote(value, safe=":-") for key, value in values.items()}
-            path = paths[system].format(**values, hexhyp=values["mac"].replace(":", "-"))
-            found.append(f"{old.rstrip('/')}/{path}")
-        return tuple(dict.fromkeys(found))
+            quoted = {key: quote(value, safe=":-") for key, value in values.items()}
+            path = paths[system].format(**quoted, hexhyp=quoted["mac"].replace(":", "-"))
+            urls.append(f"{old.rstrip('/')}/{path}")
+        return tuple(dict.fromkeys(urls))
 
     def list_variables(self, mac: str) -> dict[str, str]:
         known = {"uuid": self.uuid, "serial": self.serial, "hostname": self.name}
@@ -234,34 +261,19 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
         return known
 
 
-class OldBoot(Struct, frozen=True, kw_only=True):
-    """The boot that a boot script of the old system describes.
+# Responses of the old system
 
-    A script without a kernel boots from the local disk or loads the ``chain`` URL.
-    """
 
-    kernel: str | None = None
-    initrds: tuple[str, ...] = ()
-    arguments: tuple[str, ...] = ()
-    chain: str | None = None
-    data_url: str | None = None  # the URL of the user data, if the arguments do not contain it
-    fails: bool = False  # whether the script stops the machine, because the old system defines no boot for it
-
-    @property
-    def user_data_url(self) -> str | None:
-        if self.data_url is not None:
-            return self.data_url
-        found = (
-            _URL.search(each.partition("=")[2])
-            for each in self.arguments
-            if each.partition("=")[0] in USER_DATA_ARGUMENTS
-        )
-        return next((match[0] for match in found if match), None)
+_OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
+_MAX_LINES: Final = 10_000  # the maximum number of lines in a script
 
 
 def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> OldBoot:
     """Return the boot that the first ``kernel`` line and its ``initrd`` lines describe, with absolute URLs."""
-    kernel, initrds, arguments, chain, fails = None, list[str](), list[str](), None, False
+    kernel: str | None = None
+    initrds, arguments = list[str](), list[str]()
+    chain: str | None = None
+    fails = False
     for command, words in _list_commands(script, dict(variables)):
         if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
             kernel, *arguments = words
@@ -290,11 +302,11 @@ def parse_http_boot(answer: str, uuid: str, data_url: str) -> OldBoot | None:
     Return None if the response is malformed or is for a different UUID.
     """
     try:
-        found = json.loads(answer)
+        document = json.loads(answer)
     except (ValueError, RecursionError):
         return None
-    uki, found_uuid = (as_text(get_nested(found, key)) for key in ("UKIURL", "SystemUUID"))
-    if uki is None or found_uuid is None or found_uuid.lower() != uuid.lower():
+    uki, answer_uuid = (as_text(get_nested(document, key)) for key in ("UKIURL", "SystemUUID"))
+    if uki is None or answer_uuid is None or answer_uuid.lower() != uuid.lower():
         return None
     return OldBoot(kernel=uki, data_url=data_url)
 
@@ -303,10 +315,6 @@ def _make_absolute(base: str, url: str) -> str:
     # Cobbler writes URLs of other servers in GRUB's notation even in iPXE scripts.
     url = re.sub(r"^\((https?),([^)]*)\)", r"\1://\2", url)
     return urljoin(base, url) if split_url_or_none(url) is not None else url
-
-
-_OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
-_MAX_LINES: Final = 10_000  # the maximum number of lines in a script
 
 
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:

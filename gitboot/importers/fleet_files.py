@@ -93,19 +93,19 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
     If names collide, a value that already has a valid document name keeps this name.
     """
-    found: dict[str, Any] = {}
-    for source_name, each in sorted(pairs, key=lambda pair: (build_document_name(pair[0]) != pair[0], pair[0])):
+    named: dict[str, Any] = {}
+    for source_name, value in sorted(pairs, key=lambda pair: (build_document_name(pair[0]) != pair[0], pair[0])):
         valid_name = build_document_name(source_name)
         name, number = valid_name, 1
-        while name in found:
+        while name in named:
             number += 1
             name = f"{valid_name}-{number}"
+        remarks = value.remarks
         if name != source_name:
             fault = "unique" if valid_name == source_name else "a valid document name"
-            remark = remark_guessed(f"the import changed the name, because {source_name} is not {fault}")
-            each = structs.replace(each, remarks=(*each.remarks, remark))
-        found[name] = each
-    return found
+            remarks += (remark_guessed(f"the import changed the name, because {source_name} is not {fault}"),)
+        named[name] = structs.replace(value, remarks=remarks)
+    return named
 
 
 # Servers
@@ -124,42 +124,42 @@ def _complete_architectures(inventory: ImportedInventory) -> Iterator[ImportedMa
 
 
 def _resolve_conflicts(machines: Mapping[str, ImportedMachine], extra_data: ExtraData) -> dict[str, ImportedMachine]:
+    """Leave out each identity that an earlier machine has, add UUIDs from ``extra_data``, and merge interfaces."""
     owners: dict[str, str] = {}
-    found = {}
-    for name, machine in machines.items():
-        uuid = extra_data.uuid(machine)
-        remarks = list(machine.remarks)
-        if machine.uuid is None and uuid is not None:
-            remarks.append(remark_guessed(f"the import took the UUID {uuid} from the --uuids file"))
-        nics = []
-        for nic in _merge_nics(machine.nics, remarks):
-            if _is_duplicate_identity(f"MAC address {nic.mac}", name, owners, remarks):
-                continue
-            addresses = tuple(
-                each
-                for each in nic.addresses
-                if not _is_duplicate_identity(f"address {ip_interface(each).ip}", name, owners, remarks)
-            )
-            nics.append(structs.replace(nic, addresses=addresses))
-        if uuid is not None and _is_duplicate_identity(f"UUID {uuid}", name, owners, remarks):
-            uuid = None
-        serial, bmc = machine.serial, machine.bmc
-        if serial is not None and is_placeholder_serial(serial):
-            remarks.append(
-                remark_lost(f"the serial number {serial} was left out, because it does not identify a machine")
-            )
-            serial = None
-        elif serial is not None and _is_duplicate_identity(f"serial number {serial}", name, owners, remarks):
-            serial = None
-        if bmc is not None and _is_duplicate_identity(f"BMC {bmc.address}{bmc.system or ''}", name, owners, remarks):
-            bmc = None
-        if bmc is not None and bmc.credentials == f"{build_document_name(machine.name)}-bmc":
-            # add the name of the machine, because two machines would otherwise share the credentials
-            bmc = structs.replace(bmc, credentials=f"{name}-bmc")
-        found[name] = structs.replace(
-            machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks)
-        )
-    return found
+    return {name: _resolve_machine(name, machine, extra_data, owners) for name, machine in machines.items()}
+
+
+def _resolve_machine(
+    name: str, machine: ImportedMachine, extra_data: ExtraData, owners: dict[str, str]
+) -> ImportedMachine:
+    remarks = list(machine.remarks)
+
+    def is_duplicate(identity: str) -> bool:
+        return _is_duplicate_identity(identity, name, owners, remarks)
+
+    uuid = extra_data.uuid(machine)
+    if machine.uuid is None and uuid is not None:
+        remarks.append(remark_guessed(f"the import took the UUID {uuid} from the --uuids file"))
+    nics = []
+    for nic in _merge_nics(machine.nics, remarks):
+        if not is_duplicate(f"MAC address {nic.mac}"):
+            addresses = (each for each in nic.addresses if not is_duplicate(f"address {ip_interface(each).ip}"))
+            nics.append(structs.replace(nic, addresses=tuple(addresses)))
+    if uuid is not None and is_duplicate(f"UUID {uuid}"):
+        uuid = None
+    serial = machine.serial
+    if serial is not None and is_placeholder_serial(serial):
+        remarks.append(remark_lost(f"the serial number {serial} was left out, because it does not identify a machine"))
+        serial = None
+    elif serial is not None and is_duplicate(f"serial number {serial}"):
+        serial = None
+    bmc = machine.bmc
+    if bmc is not None and is_duplicate(f"BMC {bmc.address}{bmc.system or ''}"):
+        bmc = None
+    if bmc is not None and bmc.credentials == f"{build_document_name(machine.name)}-bmc":
+        # add the name of the machine, because two machines would otherwise share the credentials
+        bmc = structs.replace(bmc, credentials=f"{name}-bmc")
+    return structs.replace(machine, uuid=uuid, serial=serial, bmc=bmc, nics=tuple(nics), remarks=tuple(remarks))
 
 
 def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> list[ImportedNic]:
@@ -167,28 +167,29 @@ def _merge_nics(nics: Iterable[ImportedNic], remarks: list[ImportRemark]) -> lis
 
     Each interface of a bond keeps the IP addresses of the bond.
     """
-    found: dict[MacAddress, ImportedNic] = {}
+    merged: dict[MacAddress, ImportedNic] = {}
     for nic in nics:
-        first = found.setdefault(nic.mac, structs.replace(nic, addresses=()))
-        kept = list(first.addresses)
-        for each in nic.addresses:
-            if parse_address(each) is None:
+        first = merged.setdefault(nic.mac, structs.replace(nic, addresses=()))
+        addresses = list(first.addresses)
+        for text in nic.addresses:
+            if parse_address(text) is None:
                 remarks.append(
-                    remark_rejected(f"the address {each[:80]} was left out, because it is not an IP address")
+                    remark_rejected(f"the address {text[:80]} was left out, because it is not an IP address")
                 )
                 continue
-            address = ip_interface(each).ip
+            address = ip_interface(text).ip
             if address.is_link_local or address.is_loopback or address.is_multicast or address.is_unspecified:
                 remarks.append(
-                    remark_rejected(f"the address {each} was left out, because it does not identify a machine")
+                    remark_rejected(f"the address {text} was left out, because it does not identify a machine")
                 )
-            elif not any(ip_interface(known).ip == address for known in kept):
-                kept.append(each)
-        found[nic.mac] = structs.replace(first, addresses=tuple(kept), boot=first.boot or nic.boot)
-    return list(found.values())
+            elif not any(ip_interface(known).ip == address for known in addresses):
+                addresses.append(text)
+        merged[nic.mac] = structs.replace(first, addresses=tuple(addresses), boot=first.boot or nic.boot)
+    return list(merged.values())
 
 
 def _is_duplicate_identity(identity: str, name: str, owners: dict[str, str], remarks: list[ImportRemark]) -> bool:
+    """Return whether another machine has an identity, and add a remark. Otherwise, ``name`` becomes the owner."""
     owner = owners.setdefault(identity, name)
     if owner != name:
         remarks.append(
@@ -314,7 +315,8 @@ def _render_boot(name: str, boot: ImportedBoot, extra_data: ExtraData) -> tuple[
     artifacts, missing_parts = _render_artifacts(boot, extra_data)
     missing_parts += _list_unsupported(boot.architecture)
     arguments, argument_remarks = _filter_arguments(boot.arguments)
-    uki, pending = boot.kernel is None, bool(missing_parts)
+    uki = boot.kernel is None
+    pending = bool(missing_parts)
     remarks = (
         *boot.remarks,
         *missing_parts,
@@ -408,12 +410,16 @@ def _guess_version(boot: ImportedBoot) -> str:
 
     Return the first dotted number, or the name of the boot if the URLs contain no dotted number.
     """
-    found = (re.search(r"\d+(?:\.\d+)+", url.partition("://")[2].partition("/")[2] or url) for url in boot.urls)
-    return next((match[0] for match in found if match), boot.name)
+    for url in boot.urls:
+        path = url.partition("://")[2].partition("/")[2] or url
+        if version := re.search(r"\d+(?:\.\d+)+", path):
+            return version[0]
+    return boot.name
 
 
 def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[ImportRemark]]:
-    accepted, remarks = [], []
+    """Return the arguments that documents may contain, and a remark for each other argument."""
+    accepted, remarks = list[str](), list[ImportRemark]()
     for argument in arguments:
         try:
             parse_kernel_argument(argument)
@@ -428,7 +434,7 @@ def _filter_arguments(arguments: Sequence[str]) -> tuple[tuple[str, ...], list[I
     return tuple(accepted), remarks
 
 
-# Texts
+# Documents
 
 
 def _build_path(folder: str, name: str, pending: bool) -> str:
@@ -455,6 +461,9 @@ def _render_document(item: ImportedDocument, comment: str, spec: Mapping[str, An
         ),
     ]
     return render_document(head, item.kind, item.name, _drop_empty(spec), labels=labels)
+
+
+# Documents for new servers
 
 
 class NewServer(Struct, frozen=True, kw_only=True):
@@ -508,13 +517,17 @@ def render_server(name: str, new_server: NewServer, example: Server | None, comm
     )
 
 
+# Report
+
+
 def summarize_import(fleet: ImportedFleet) -> str:
     """Return a text that states how many servers and boots the import created, and how many of each are pending."""
     parts = []
     for kind, noun in (("Server", "server"), ("BootProfile", "boot")):
-        found = [item for item in fleet.items if item.kind == kind]
-        pending_count = sum(item.pending for item in found)
-        parts.append(format_count(len(found), noun) + (f" ({pending_count:,} pending)" if pending_count else ""))
+        items = [item for item in fleet.items if item.kind == kind]
+        pending_count = sum(item.pending for item in items)
+        pending = f" ({pending_count:,} pending)" if pending_count else ""
+        parts.append(f"{format_count(len(items), noun)}{pending}")
     return ", ".join(parts)
 
 
@@ -524,7 +537,10 @@ def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[st
     ``edited_files`` are the files that the import did not replace because a person had changed them.
     """
     lines = [
-        *(f"# Imported from {system}", "", f"{summarize_import(fleet)}.", ""),
+        f"# Imported from {system}",
+        "",
+        f"{summarize_import(fleet)}.",
+        "",
         "Each server is Parked and has no `provision`, so gitboot does not install it or use its BMC.",
         f"Incomplete documents are in `{PENDING}/`, which the fleet ignores.",
         "Add the missing data and import again, or complete a document and move it out of the folder.",
@@ -547,9 +563,10 @@ def render_report(system: str, fleet: ImportedFleet, edited_files: Collection[st
     if fleet.remarks:
         lines += ("", "## The source as a whole", "", *map(_render_remark, fleet.remarks))
     for kind, title in (("Server", "Servers"), ("BootProfile", "What they boot")):
-        found = [item for item in fleet.items if item.kind == kind]
-        lines += ("", f"## {title}") if found else ()
-        for item in found:
+        items = [item for item in fleet.items if item.kind == kind]
+        if items:
+            lines += ("", f"## {title}")
+        for item in items:
             pending = " (pending)" if item.pending else ""
             lines += ("", f"### {item.name}{pending}", "", *map(_render_remark, item.remarks))
     return "\n".join(lines) + "\n"

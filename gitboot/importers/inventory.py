@@ -34,18 +34,122 @@ T = TypeVar("T")
 Texts = Mapping[str, str]  # the texts of the files in a source, by path
 
 
+# Remarks and machines
+
+
+class RemarkKind(StrEnum):
+    """The kind of a remark, which states what the import did with a fact from the source."""
+
+    KEPT = "kept"
+    GUESSED = "guessed"  # the import derived a value that the source does not contain
+    LOST = "lost"
+    REJECTED = "rejected"  # the source contains a value that is certainly wrong
+    MISSING = "missing"  # a person must supply the value first
+
+
+class ImportRemark(NamedTuple):
+    """One remark in the import report."""
+
+    kind: RemarkKind
+    text: str
+
+
+def remark_if(condition: object, remark: ImportRemark) -> tuple[ImportRemark, ...]:
+    """Return a tuple that contains the remark if the condition is true, or an empty tuple otherwise."""
+    return (remark,) if condition else ()
+
+
+remark_kept: Final = partial(ImportRemark, RemarkKind.KEPT)
+remark_guessed: Final = partial(ImportRemark, RemarkKind.GUESSED)
+remark_lost: Final = partial(ImportRemark, RemarkKind.LOST)
+remark_rejected: Final = partial(ImportRemark, RemarkKind.REJECTED)
+remark_missing: Final = partial(ImportRemark, RemarkKind.MISSING)
+
+
+class ImportedNic(Struct, frozen=True, kw_only=True):
+    """A network interface of an imported machine."""
+
+    mac: MacAddress
+    name: str | None = None
+    addresses: tuple[str, ...] = ()
+    boot: bool = True
+
+
+class ImportedBmc(Struct, frozen=True, kw_only=True):
+    """A BMC that supports Redfish or IPMI. The import leaves out the user name and the password."""
+
+    address: str
+    credentials: str  # the name of the credentials, without user and password
+    system: str | None = None
+    verify: bool = True
+
+
+class ImportedData(Struct, frozen=True, kw_only=True):
+    """User data that gitboot can serve unchanged."""
+
+    format: str  # one of the formats that a BootProfile supports
+    text: str
+
+
+class ImportedMachine(Struct, frozen=True, kw_only=True):
+    """The facts that a source contains about one machine."""
+
+    name: str  # the name in the source
+    uuid: SystemUuid | None = None  # the UUID in SMBIOS, not an ID that the source assigned
+    serial: str | None = None
+    architecture: str | None = None  # as `parse_architecture` returns it
+    firmware: Firmware | None = None
+    secure_boot: bool | None = None  # None: the source does not state whether Secure Boot is on
+    nics: tuple[ImportedNic, ...] = ()
+    bmc: ImportedBmc | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    boot: str | None = None  # the name of an `ImportedBoot`
+    arguments: tuple[str, ...] = ()
+    removed_arguments: tuple[str, ...] = ()  # the names of the boot's arguments that this machine does not use
+    vars: Mapping[str, str] = field(default_factory=dict)
+    remarks: tuple[ImportRemark, ...] = ()
+
+
+class ImportedBoot(Struct, frozen=True, kw_only=True):
+    """A boot that a source defines. The boot consists of a UKI, or of a kernel and other files such as initrds."""
+
+    name: str
+    kernel: str | None = None  # a URL, or assets:PATH
+    initrds: tuple[str, ...] = ()
+    rootfs: str | None = None
+    uki: str | None = None
+    arguments: tuple[str, ...] = ()
+    architecture: str | None = None  # as `parse_architecture` returns it
+    data: ImportedData | None = None
+    remarks: tuple[ImportRemark, ...] = ()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return tuple(url for url in (self.kernel, *self.initrds, self.rootfs, self.uki) if url)
+
+
+class ImportedInventory(Struct, frozen=True, kw_only=True):
+    """The machines and boots that a source contains, and remarks on the source as a whole."""
+
+    machines: tuple[ImportedMachine, ...] = ()
+    boots: tuple[ImportedBoot, ...] = ()
+    remarks: tuple[ImportRemark, ...] = ()  # remarks on the source as a whole
+
+
+# Files
+
+
 def parse_json(path: str, text: str) -> Any:
     """Parse a JSON file. Raises `UsageError` with a message that names the file but does not quote the content."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        place = "nested too deeply"
+        reason = "nested too deeply"
         if isinstance(error, json.JSONDecodeError):
             # Python's messages end with these words if a position follows
-            place = (
-                f"line {error.lineno}, column {error.colno}: {error.msg.removesuffix(' at').removesuffix(' starting')}"
-            )
-        raise UsageError(f"{path} is not JSON: {place}") from None
+            message = error.msg.removesuffix(" at").removesuffix(" starting")
+            reason = f"line {error.lineno}, column {error.colno}: {message}"
+        raise UsageError(f"{path} is not JSON: {reason}") from None
 
 
 def parse_json_files(files: Texts) -> Iterator[tuple[str, Any]]:
@@ -62,8 +166,11 @@ def parse_yaml(path: str, text: str) -> list[Any]:
         return [each for each in yaml.load_all(text, yaml.BaseLoader) if each]
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}" if mark else "nested too deeply"
-        raise UsageError(f"{path} is not YAML: {place}") from None
+        reason = f"line {mark.line + 1}" if mark else "nested too deeply"
+        raise UsageError(f"{path} is not YAML: {reason}") from None
+
+
+# Parsed values
 
 
 def get_nested(value: Any, *keys: str | int) -> Any:
@@ -93,10 +200,10 @@ def as_list(value: Any) -> list[Any]:
 
 def group_rows(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dict[str, Any]]]:
     """Group rows by the value at a path of nested keys, converted to text."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        found.setdefault(str(get_nested(row, *keys)), []).append(row)
-    return found
+        groups.setdefault(str(get_nested(row, *keys)), []).append(row)
+    return groups
 
 
 def as_text(value: Any) -> str | None:
@@ -118,6 +225,9 @@ def split_words(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:
         return text.split()
+
+
+# Identities and hardware
 
 
 def _parse_or_none(parse: Callable[[object], T], value: object) -> T | None:
@@ -150,14 +260,35 @@ def read_mac(value: object, subject: str = "the") -> tuple[MacAddress | None, tu
     try:
         return parse_lookup_mac(_pad_octets(str(value))), ()
     except Malformed as error:
-        reasons = {
-            "multicast": "the value is a multicast address, which cannot belong to an interface",
-            "expected": "the value is not the address of an Ethernet interface",
-        }
-        reason = next(
-            (text for word, text in reasons.items() if word in error.message), "the value does not identify a machine"
-        )
+        reason = "the value does not identify a machine"
+        if "multicast" in error.message:
+            reason = "the value is a multicast address, which cannot belong to an interface"
+        elif "expected" in error.message:
+            reason = "the value is not the address of an Ethernet interface"
         return None, (remark_rejected(f"{subject} MAC address {str(value)[:80]} was left out, because {reason}"),)
+
+
+class NicCollector:
+    """Collects the interfaces that a source lists for one machine, and remarks on invalid MAC addresses."""
+
+    def __init__(self) -> None:
+        self.nics: list[ImportedNic] = []
+        self.remarks: list[ImportRemark] = []
+
+    def add(
+        self,
+        mac: object,
+        subject: str = "the",
+        *,
+        name: str | None = None,
+        addresses: tuple[str, ...] = (),
+        boot: bool = True,
+    ) -> None:
+        """Add an interface if its MAC address is valid. A remark on an invalid MAC address begins with ``subject``."""
+        parsed_mac, rejected = read_mac(mac, subject)
+        self.remarks += rejected
+        if parsed_mac is not None:
+            self.nics.append(ImportedNic(mac=parsed_mac, name=name, addresses=addresses, boot=boot))
 
 
 def read_uuid(value: object) -> tuple[SystemUuid | None, tuple[ImportRemark, ...]]:
@@ -223,8 +354,8 @@ def parse_address(address: object, netmask: object = None) -> str | None:
         with suppress(ValueError):
             return str(ip_interface(f"{text}/{netmask}"))
     with suppress(ValueError):
-        found = ip_interface(text)
-        return str(found if "/" in text else found.ip)
+        parsed = ip_interface(text)
+        return str(parsed if "/" in text else parsed.ip)
     return None
 
 
@@ -233,8 +364,8 @@ def list_address(address: object, netmask: object = None) -> tuple[str, ...]:
 
     Return other text unchanged, so that `render_fleet` rejects it with a remark.
     """
-    found = parse_address(address, netmask) or as_text(address)
-    return (found,) if found else ()
+    text = parse_address(address, netmask) or as_text(address)
+    return (text,) if text else ()
 
 
 # Secrets
@@ -252,13 +383,16 @@ def is_secret(argument: str) -> bool:
 
 def remove_secrets(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
     """Return the arguments that contain no secrets, and a remark for each argument that was removed."""
-    all_arguments = list(arguments)
-    secret = [each for each in all_arguments if is_secret(each)]
-    names = (f"the kernel argument {each.partition('=')[0]}" if "=" in each else "a kernel argument" for each in secret)
-    return tuple(each for each in all_arguments if each not in secret), tuple(
-        remark_lost(f"{name} was left out, because it looks like a secret: move it to the user data's secrets")
-        for name in names
-    )
+    kept, remarks = list[str](), list[ImportRemark]()
+    for argument in arguments:
+        if not is_secret(argument):
+            kept.append(argument)
+            continue
+        name = f"the kernel argument {argument.partition('=')[0]}" if "=" in argument else "a kernel argument"
+        remarks.append(
+            remark_lost(f"{name} was left out, because it looks like a secret: move it to the user data's secrets")
+        )
+    return tuple(kept), tuple(remarks)
 
 
 # Templates
@@ -289,12 +423,13 @@ def translate_ipxe_argument(text: str) -> str | None:
     """
     if (bootif := _BOOTIF.fullmatch(text)) is not None:
         return f"BOOTIF={{{{ boot_nic.{'bootif' if bootif['hyphens'] else 'mac'} }}}}"
-    pieces = _VARIABLE.split(text)
-    names, texts = pieces[1::2], pieces[::2]
-    if any(name not in _IPXE_VARIABLES for name in names):
-        return None
-    values = [*(_IPXE_VARIABLES[name] for name in names), ""]
-    return "".join(escape_template(plain) + value for plain, value in zip(texts, values, strict=True))
+    parts, end = list[str](), 0
+    for variable in _VARIABLE.finditer(text):
+        if variable[1] not in _IPXE_VARIABLES:
+            return None
+        parts += [escape_template(text[end : variable.start()]), _IPXE_VARIABLES[variable[1]]]
+        end = variable.end()
+    return "".join([*parts, escape_template(text[end:])])
 
 
 def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tuple[ImportRemark, ...]]:
@@ -336,11 +471,11 @@ def parse_bmc(
     if address.lower().startswith("ipmi://"):
         host = address[len("ipmi://") :].rpartition("@")[2]
         return ImportedBmc(address=f"ipmi://{host}", credentials=build_document_name(credentials or "bmc")), ()
-    found = _REDFISH.fullmatch(address)
-    if found is None:
+    match = _REDFISH.fullmatch(address)
+    if match is None:
         scheme = f"the unsupported scheme {address.partition(':')[0]}" if "://" in address else "no scheme"
         return None, (remark_lost(f"the BMC was left out, because its address has {scheme}: add the BMC by hand"),)
-    parts = split_url_or_none(f"{found[1] or found[2] or 'https'}://{found[3]}")
+    parts = split_url_or_none(f"{match[1] or match[2] or 'https'}://{match[3]}")
     if parts is None:
         return None, (remark_lost("the BMC was left out, because its address is malformed: add the BMC by hand"),)
     bmc = ImportedBmc(
@@ -366,126 +501,7 @@ def parse_bmc(
     )
 
 
-class RemarkKind(StrEnum):
-    """The kind of a remark, which states what the import did with a fact from the source."""
-
-    KEPT = "kept"
-    GUESSED = "guessed"  # the import derived a value that the source does not contain
-    LOST = "lost"
-    REJECTED = "rejected"  # the source contains a value that is certainly wrong
-    MISSING = "missing"  # a person must supply the value first
-
-
-class ImportRemark(NamedTuple):
-    """One remark in the import report."""
-
-    kind: RemarkKind
-    text: str
-
-
-def remark_if(condition: object, remark: ImportRemark) -> tuple[ImportRemark, ...]:
-    """Return a tuple that contains the remark if the condition is true, or an empty tuple otherwise."""
-    return (remark,) if condition else ()
-
-
-remark_kept: Final = partial(ImportRemark, RemarkKind.KEPT)
-remark_guessed: Final = partial(ImportRemark, RemarkKind.GUESSED)
-remark_lost: Final = partial(ImportRemark, RemarkKind.LOST)
-remark_rejected: Final = partial(ImportRemark, RemarkKind.REJECTED)
-remark_missing: Final = partial(ImportRemark, RemarkKind.MISSING)
-
-
-class ImportedNic(Struct, frozen=True, kw_only=True):
-    """A network interface of an imported machine."""
-
-    mac: MacAddress
-    name: str | None = None
-    addresses: tuple[str, ...] = ()
-    boot: bool = True
-
-
-class NicCollector:
-    """Collects the interfaces that a source lists for one machine, and remarks on invalid MAC addresses."""
-
-    def __init__(self) -> None:
-        self.nics: list[ImportedNic] = []
-        self.remarks: list[ImportRemark] = []
-
-    def add(
-        self,
-        mac: object,
-        subject: str = "the",
-        *,
-        name: str | None = None,
-        addresses: tuple[str, ...] = (),
-        boot: bool = True,
-    ) -> None:
-        """Add an interface if its MAC address is valid. A remark on an invalid MAC address begins with ``subject``."""
-        found, rejected = read_mac(mac, subject)
-        self.remarks += rejected
-        if found is not None:
-            self.nics.append(ImportedNic(mac=found, name=name, addresses=addresses, boot=boot))
-
-
-class ImportedBmc(Struct, frozen=True, kw_only=True):
-    """A BMC that supports Redfish or IPMI. The import leaves out the user name and the password."""
-
-    address: str
-    credentials: str  # the name of the credentials, without user and password
-    system: str | None = None
-    verify: bool = True
-
-
-class ImportedData(Struct, frozen=True, kw_only=True):
-    """User data that gitboot can serve unchanged."""
-
-    format: str  # one of the formats that a BootProfile supports
-    text: str
-
-
-class ImportedMachine(Struct, frozen=True, kw_only=True):
-    """The facts that a source contains about one machine."""
-
-    name: str  # the name in the source
-    uuid: SystemUuid | None = None  # the UUID in SMBIOS, not an ID that the source assigned
-    serial: str | None = None
-    architecture: str | None = None  # as `parse_architecture` returns it
-    firmware: Firmware | None = None
-    secure_boot: bool | None = None  # None: the source does not state whether Secure Boot is on
-    nics: tuple[ImportedNic, ...] = ()
-    bmc: ImportedBmc | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    boot: str | None = None  # the name of an `ImportedBoot`
-    arguments: tuple[str, ...] = ()
-    removed_arguments: tuple[str, ...] = ()  # the names of the boot's arguments that this machine does not use
-    vars: Mapping[str, str] = field(default_factory=dict)
-    remarks: tuple[ImportRemark, ...] = ()
-
-
-class ImportedBoot(Struct, frozen=True, kw_only=True):
-    """A boot that a source defines. The boot consists of a UKI, or of a kernel and other files such as initrds."""
-
-    name: str
-    kernel: str | None = None  # a URL, or assets:PATH
-    initrds: tuple[str, ...] = ()
-    rootfs: str | None = None
-    uki: str | None = None
-    arguments: tuple[str, ...] = ()
-    architecture: str | None = None  # as `parse_architecture` returns it
-    data: ImportedData | None = None
-    remarks: tuple[ImportRemark, ...] = ()
-
-    @property
-    def urls(self) -> tuple[str, ...]:
-        return tuple(url for url in (self.kernel, *self.initrds, self.rootfs, self.uki) if url)
-
-
-class ImportedInventory(Struct, frozen=True, kw_only=True):
-    """The machines and boots that a source contains, and remarks on the source as a whole."""
-
-    machines: tuple[ImportedMachine, ...] = ()
-    boots: tuple[ImportedBoot, ...] = ()
-    remarks: tuple[ImportRemark, ...] = ()  # remarks on the source as a whole
+# Data that a person adds
 
 
 class ExtraData(Struct, frozen=True, kw_only=True):
@@ -499,8 +515,8 @@ class ExtraData(Struct, frozen=True, kw_only=True):
 
         If the source contains no UUID, search this supplement for the MAC addresses and the name of the machine.
         """
-        found = (self.uuids.get(key) for key in (*(str(nic.mac) for nic in machine.nics), machine.name))
-        return machine.uuid or next(filter(None, found), None)
+        keys = (*(str(nic.mac) for nic in machine.nics), machine.name)
+        return machine.uuid or next((self.uuids[key] for key in keys if key in self.uuids), None)
 
     def digest(self, url: str) -> str | None:
         """Return the digest of the file at a URL, or None if no listed path matches.
@@ -548,7 +564,7 @@ def parse_digest_list(text: str, path: str) -> dict[str, str]:
 
 
 def _parse_pairs(text: str, path: str, parse: Callable[[str, str], tuple[str, T]]) -> dict[str, T]:
-    found = {}
+    pairs = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -559,5 +575,5 @@ def _parse_pairs(text: str, path: str, parse: Callable[[str, str], tuple[str, T]
             key, value = parse(first, second.strip())
         except Malformed as error:
             raise UsageError(f"{path}:{number}: {error.message}; {error.hint}") from None
-        found[key] = value
-    return found
+        pairs[key] = value
+    return pairs
