@@ -26,6 +26,98 @@ from gitboot.jsonio import Digest, build_decoder
 from gitboot.resolve.server_decision import Boot, BootFile, Decisions
 from gitboot.text import redact_url
 
+# in bytes: the limit for a file if its image does not state the size. An installer DVD has up to 16 GiB
+LARGEST_ARTIFACT: Final = 32 << 30
+CHUNK: Final = 1 << 20  # in bytes: the maximum size of one chunk of content
+
+
+# Sources of artifacts
+
+
+class ArtifactHead(Struct, frozen=True, kw_only=True):
+    """The metadata of an artifact, as reported by its web server or registry."""
+
+    size: int | None = None  # the size of the file in bytes; None: the server does not report it
+    content_type: str | None = None
+    # A text from ETag and Last-Modified, which changes with the content. None: the server sends neither header.
+    version: str | None = None
+    redirect_url: str | None = None  # the URL after redirects; None: the server did not redirect
+
+
+class Content(NamedTuple):
+    """The content of an artifact, as an iterator over chunks."""
+
+    head: ArtifactHead
+    offset: int  # the position of the first chunk in the file; 0 if the server does not support ranges
+    chunks: Iterator[bytes]
+
+
+class Fetcher(Protocol):
+    """Reads artifacts from one kind of source, such as web servers. Fetchers are thread-safe.
+
+    A fetcher does not verify sizes or digests. Both methods raise `ArtifactMissing` if the artifact does not exist, and
+    `HostUnreachable` if the fetcher cannot determine whether the artifact exists.
+    """
+
+    def head(self, url: str) -> ArtifactHead:
+        """Return the metadata of an artifact without reading the content."""
+
+    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
+        """Open an artifact and read from an offset, or from the start if the server does not support ranges.
+
+        If the connection breaks later, the iterator over the chunks raises `HostUnreachable`.
+        """
+
+
+# Results of checks
+
+
+class Presence(StrEnum):
+    VERIFIED = "Verified"  # gitboot read the content, and its digest is correct
+    FOUND = "Found"  # the file exists with the expected size, if the server reports a size; gitboot did not read it
+    MISSING = "Missing"  # the server reports that the file does not exist
+    WRONG = "Wrong"  # the size or the digest of the file differs from the one in its image
+    UNSIGNED = "Unsigned"  # the fleet requires a signature, and no trusted key has verified the file
+    UNKNOWN = "Unknown"  # the server does not respond, or its response does not show whether the file exists
+
+
+class FileSigner(Struct, frozen=True, kw_only=True):
+    """The trusted key that signed a file, as it was when gitboot verified the signature."""
+
+    key: str  # the same value as `gitboot.artifacts.signatures.ImageSigner.key`
+    name: str  # the name to show to people
+    key_digest: Digest  # the digest of the trusted key, which changes if the key is revoked or extended
+
+
+class UnverifiedFile(Exception):
+    """Raised if no trusted key has verified a file that must be signed. The message is a sentence with the reason."""
+
+
+class Sighting(Struct, frozen=True, kw_only=True):
+    """The result of one check of an artifact."""
+
+    presence: Presence
+    message: str = ""  # describes the fault, or why the state is unknown; "" if there is no fault
+    head: ArtifactHead = ArtifactHead()
+    signer: FileSigner | None = None  # None: the fleet does not require a signature, or gitboot never verified the file
+
+    @property
+    def is_there(self) -> bool:
+        return self.presence in (Presence.VERIFIED, Presence.FOUND)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the state of the artifact or the signer of the file is known."""
+        return self.presence is not Presence.UNKNOWN or self.signer is not None
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether the artifact is missing, wrong or unsigned. This is False if the server did not respond."""
+        return self.presence in (Presence.MISSING, Presence.WRONG, Presence.UNSIGNED)
+
+
+# Cached results
+
 
 class Cache(Protocol):
     """A store of cached results. A kind and a key identify each result."""
@@ -63,15 +155,6 @@ class ReadResults:
                 self._cache.insert_many(READ, {key: encode((sighting.presence, sighting.message))})
 
 
-class Presence(StrEnum):
-    VERIFIED = "Verified"  # gitboot read the content, and its digest is correct
-    FOUND = "Found"  # the file exists with the expected size, if the server reports a size; gitboot did not read it
-    MISSING = "Missing"  # the server reports that the file does not exist
-    WRONG = "Wrong"  # the size or the digest of the file differs from the one in its image
-    UNSIGNED = "Unsigned"  # the fleet requires a signature, and no trusted key has verified the file
-    UNKNOWN = "Unknown"  # the server does not respond, or its response does not show whether the file exists
-
-
 _decode: Final[Callable[[bytes], tuple[Presence, str]]] = build_decoder(tuple[Presence, str])
 
 
@@ -90,48 +173,10 @@ def _build_key(file: BootFile, head: ArtifactHead) -> bytes | None:
     return blake2b(encode((file.url, file.sha256, file.size, head.version)), digest_size=32).digest()
 
 
-class ArtifactHead(Struct, frozen=True, kw_only=True):
-    """The metadata of an artifact, as reported by its web server or registry."""
-
-    size: int | None = None  # the size of the file in bytes; None: the server does not report it
-    content_type: str | None = None
-    # A text from ETag and Last-Modified, which changes with the content. None: the server sends neither header.
-    version: str | None = None
-    redirect_url: str | None = None  # the URL after redirects; None: the server did not redirect
-
-
-class FileSigner(Struct, frozen=True, kw_only=True):
-    """The trusted key that signed a file, as it was when gitboot verified the signature."""
-
-    key: str  # the same value as `gitboot.artifacts.signatures.ImageSigner.key`
-    name: str  # the name to show to people
-    key_digest: Digest  # the digest of the trusted key, which changes if the key is revoked or extended
-
-
-class Sighting(Struct, frozen=True, kw_only=True):
-    """The result of one check of an artifact."""
-
-    presence: Presence
-    message: str = ""  # describes the fault, or why the state is unknown; "" if there is no fault
-    head: ArtifactHead = ArtifactHead()
-    signer: FileSigner | None = None  # None: the fleet does not require a signature, or gitboot never verified the file
-
-    @property
-    def is_there(self) -> bool:
-        return self.presence in (Presence.VERIFIED, Presence.FOUND)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the state of the artifact or the signer of the file is known."""
-        return self.presence is not Presence.UNKNOWN or self.signer is not None
-
-    @property
-    def is_absent(self) -> bool:
-        """Whether the artifact is missing, wrong or unsigned. This is False if the server did not respond."""
-        return self.presence in (Presence.MISSING, Presence.WRONG, Presence.UNSIGNED)
-
-
 NO_RESULTS: Final = ReadResults()
+
+
+# Checks
 
 
 def check_artifact(
@@ -161,11 +206,6 @@ def check_artifact(
         return Sighting(presence=Presence.MISSING, message=str(error))
     except HostUnreachable as error:
         return Sighting(presence=Presence.UNKNOWN, message=str(error))
-
-
-# in bytes: the limit for a file if its image does not state the size. An installer DVD has up to 16 GiB
-LARGEST_ARTIFACT: Final = 32 << 30
-CHUNK: Final = 1 << 20  # in bytes: the maximum size of one chunk of content
 
 
 def _read_artifact(fetcher: Fetcher, file: BootFile, is_stopped: Callable[[], bool]) -> Sighting:
@@ -217,87 +257,45 @@ def check_artifacts(
         pool.shutdown(cancel_futures=True)
 
 
-class NeededArtifact(Struct, frozen=True, kw_only=True):
-    """An artifact and the number of servers that need this artifact."""
+def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
+    """Compare the metadata of an artifact with its image.
 
-    file: BootFile
-    images: tuple[str, ...]
-    sites: tuple[str, ...]  # names of the sites that need the artifact; "" stands for servers without a site
-    servers: int  # the number of servers that may boot from the artifact, not counting unknown machines
-    by_firmware: bool  # whether firmware downloads the artifact directly by UEFI HTTP boot
-
-
-def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NeededArtifact, ...]:
-    """Return every artifact that a server or an unknown machine may fetch, sorted by URL.
-
-    ``sites`` maps the names of servers to the names of their sites.
+    If gitboot has already read this version of the artifact, return the result in ``before``.
     """
-    uses: defaultdict[BootFile, set[tuple[str, str, str | None, bool]]] = defaultdict(set)
-    boots: Iterator[tuple[str | None, Boot]] = chain(
-        ((server, boot) for server, decision in decisions.servers.items() for boot in decision.boots),
-        ((None, boot) for boot in (decisions.unknown or {}).values()),
-    )
-    for server, boot in boots:
-        site = sites.get(server, "") if server is not None else ""
-        for file in boot.fetched_files:
-            uses[file.without_proof()].add((boot.image, site, server, boot.http_boot_file == file))
-    return tuple(
-        NeededArtifact(
-            file=file,
-            images=tuple(sorted({image for image, *_ in uses[file]})),
-            sites=tuple(sorted({site for _, site, *_ in uses[file]})),
-            servers=len({server for _, _, server, _ in uses[file]} - {None}),
-            by_firmware=any(by_firmware for *_, by_firmware in uses[file]),
+    if file.size is not None and head.size not in (None, file.size):
+        return Sighting(
+            presence=Presence.WRONG,
+            message=f"the file is {head.size} bytes long, but the image specifies {file.size}",
+            head=head,
         )
-        for file in sorted(uses, key=lambda each: (each.url, each.sha256 or "", each.size or 0))
-    )
+    was_read = before is not None and before.presence in (Presence.VERIFIED, Presence.WRONG)
+    if before is not None and was_read and head.version is not None and head.version == before.head.version:
+        return Sighting(presence=before.presence, message=before.message, head=head)
+    return Sighting(presence=Presence.FOUND, head=head)
 
 
-def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact, ...]:
-    """Return the artifacts with source URLs in place of mirror URLs.
+_FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "application/vnd.efi-img"})
 
-    If several sites fetch an artifact from their own mirrors, the result contains the artifact only once.
+
+def find_firmware_obstacle(head: ArtifactHead) -> str | None:
+    """Return why firmware would probably reject an artifact in UEFI HTTP boot, or None if no reason is known.
+
+    UEFI Specification 2.10, section 24.7.3: the content type determines the kind of file, and the size must be known
+    before the download. Most firmware does not follow redirects.
     """
-    found: dict[BootFile, NeededArtifact] = {}
-    for each in artifacts:
-        if each.file.source is not None:
-            file = replace(each.file, url=each.file.source, source=None)
-            each = structs.replace(each, file=file, by_firmware=False)  # firmware fetches the mirror's URL instead
-        other = found.get(each.file)
-        if other is not None:
-            each = structs.replace(
-                each,
-                images=tuple(sorted({*each.images, *other.images})),
-                sites=tuple(sorted({*each.sites, *other.sites})),
-                servers=each.servers + other.servers,
-            )
-        found[each.file] = each
-    return tuple(sorted(found.values(), key=lambda each: (each.file.url, each.file.sha256 or "", each.file.size or 0)))
+    if head.redirect_url is not None:
+        shown_url = redact_url(head.redirect_url, may_be_path=False)
+        return f"firmware does not follow redirects, but this URL redirects to {shown_url}"
+    if head.size is None:
+        return "firmware needs the file size, but the response has no Content-Length"
+    media_type = (head.content_type or "").partition(";")[0].strip().lower()
+    if media_type not in _FIRMWARE_TYPES:
+        expected = " or ".join(sorted(_FIRMWARE_TYPES))
+        return f"firmware needs the Content-Type {expected}, but it is {media_type or 'missing'}"
+    return None
 
 
-class Content(NamedTuple):
-    """The content of an artifact, as an iterator over chunks."""
-
-    head: ArtifactHead
-    offset: int  # the position of the first chunk in the file; 0 if the server does not support ranges
-    chunks: Iterator[bytes]
-
-
-class Fetcher(Protocol):
-    """Reads artifacts from one kind of source, such as web servers. Fetchers are thread-safe.
-
-    A fetcher does not verify sizes or digests. Both methods raise `ArtifactMissing` if the artifact does not exist, and
-    `HostUnreachable` if the fetcher cannot determine whether the artifact exists.
-    """
-
-    def head(self, url: str) -> ArtifactHead:
-        """Return the metadata of an artifact without reading the content."""
-
-    def read(self, url: str, offset: int = 0) -> AbstractContextManager[Content]:
-        """Open an artifact and read from an offset, or from the start if the server does not support ranges.
-
-        If the connection breaks later, the iterator over the chunks raises `HostUnreachable`.
-        """
+# Effects of results
 
 
 def keep_known_state(file: BootFile, current: Sighting, before: Sighting | None) -> Sighting:
@@ -334,41 +332,76 @@ def is_withheld(file: BootFile, sightings: Mapping[BootFile, Sighting] | None) -
     return sighting is not None and sighting.is_absent
 
 
-def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = None) -> Sighting:
-    """Compare the metadata of an artifact with its image.
+# Artifacts of a fleet
 
-    If gitboot has already read this version of the artifact, return the result in ``before``.
+
+class NeededArtifact(Struct, frozen=True, kw_only=True):
+    """An artifact and the number of servers that need this artifact."""
+
+    file: BootFile
+    images: tuple[str, ...]
+    sites: tuple[str, ...]  # names of the sites that need the artifact; "" stands for servers without a site
+    servers: int  # the number of servers that may boot from the artifact, not counting unknown machines
+    by_firmware: bool  # whether firmware downloads the artifact directly by UEFI HTTP boot
+
+
+class _ArtifactUse(NamedTuple):
+    image: str
+    site: str
+    server: str | None  # None: an unknown machine
+    by_firmware: bool
+
+
+def list_artifacts(decisions: Decisions, sites: Mapping[str, str]) -> tuple[NeededArtifact, ...]:
+    """Return every artifact that a server or an unknown machine may fetch, sorted by URL.
+
+    ``sites`` maps the names of servers to the names of their sites.
     """
-    if file.size is not None and head.size not in (None, file.size):
-        return Sighting(
-            presence=Presence.WRONG,
-            message=f"the file is {head.size} bytes long, but the image specifies {file.size}",
-            head=head,
+    uses: defaultdict[BootFile, set[_ArtifactUse]] = defaultdict(set)
+    boots: Iterator[tuple[str | None, Boot]] = chain(
+        ((server, boot) for server, decision in decisions.servers.items() for boot in decision.boots),
+        ((None, boot) for boot in (decisions.unknown or {}).values()),
+    )
+    for server, boot in boots:
+        site = sites.get(server, "") if server is not None else ""
+        for file in boot.fetched_files:
+            uses[file.without_proof()].add(_ArtifactUse(boot.image, site, server, boot.http_boot_file == file))
+    return tuple(
+        NeededArtifact(
+            file=file,
+            images=tuple(sorted({use.image for use in uses[file]})),
+            sites=tuple(sorted({use.site for use in uses[file]})),
+            servers=len({use.server for use in uses[file] if use.server is not None}),
+            by_firmware=any(use.by_firmware for use in uses[file]),
         )
-    was_read = before is not None and before.presence in (Presence.VERIFIED, Presence.WRONG)
-    if before is not None and was_read and head.version is not None and head.version == before.head.version:
-        return Sighting(presence=before.presence, message=before.message, head=head)
-    return Sighting(presence=Presence.FOUND, head=head)
+        for file in sorted(uses, key=_get_file_order)
+    )
 
 
-_FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "application/vnd.efi-img"})
+def _get_file_order(file: BootFile) -> tuple[str, str, int]:
+    return file.url, file.sha256 or "", file.size or 0
 
 
-def find_firmware_obstacle(head: ArtifactHead) -> str | None:
-    """Return why firmware would probably reject an artifact in UEFI HTTP boot, or None if no reason is known.
+def group_by_source(artifacts: Iterable[NeededArtifact]) -> tuple[NeededArtifact, ...]:
+    """Return the artifacts with source URLs in place of mirror URLs.
 
-    UEFI Specification 2.10, section 24.7.3: the content type determines the kind of file, and the size must be known
-    before the download. Most firmware does not follow redirects.
+    If several sites fetch an artifact from their own mirrors, the result contains the artifact only once.
     """
-    if head.redirect_url is not None:
-        shown_url = redact_url(head.redirect_url, may_be_path=False)
-        return f"firmware does not follow redirects, but this URL redirects to {shown_url}"
-    if head.size is None:
-        return "firmware needs the file size, but the response has no Content-Length"
-    found = (head.content_type or "").partition(";")[0].strip().lower()
-    if found not in _FIRMWARE_TYPES:
-        return f"firmware needs the Content-Type {' or '.join(sorted(_FIRMWARE_TYPES))}, but it is {found or 'missing'}"
-    return None
+    by_file: dict[BootFile, NeededArtifact] = {}
+    for artifact in artifacts:
+        file, by_firmware = artifact.file, artifact.by_firmware
+        if file.source is not None:
+            file = replace(file, url=file.source, source=None)
+            by_firmware = False  # firmware fetches the mirror's URL instead
+        other = by_file.get(file)
+        by_file[file] = NeededArtifact(
+            file=file,
+            images=tuple(sorted({*artifact.images, *(other.images if other is not None else ())})),
+            sites=tuple(sorted({*artifact.sites, *(other.sites if other is not None else ())})),
+            servers=artifact.servers + (other.servers if other is not None else 0),
+            by_firmware=by_firmware,
+        )
+    return tuple(by_file[file] for file in sorted(by_file, key=_get_file_order))
 
 
 # Periodic checks in background threads
@@ -408,15 +441,14 @@ class ThreadedArtifactWatch:
         results: ReadResults,
         every_s: float,
         wake: Callable[[], None],
-        verify: Callable[[BootFile, FileSigner | None, tuple[str, ...]], FileSigner | str],
+        verify: Callable[[BootFile, FileSigner | None, tuple[str, ...]], FileSigner],
         parallel: int = 8,
     ) -> None:
         """Start the threads that check artifacts.
 
         ``before`` contains the results of the previous process. Each of these results applies until gitboot has checked
         the artifact. ``verify`` checks the signature of a file. Its arguments are the file, the signer that an earlier
-        verification found (or None), and the base URLs. ``verify`` returns the signer, or a text that explains why no
-        trusted key has verified the file.
+        verification found (or None), and the base URLs. ``verify`` returns the signer, or raises `UnverifiedFile`.
         """
         self._build_fetcher, self._results, self._every_s, self._wake = build_fetcher, results, every_s, wake
         self._verify = verify
@@ -496,8 +528,11 @@ class ThreadedArtifactWatch:
                     found = self._add_signer(file, found, before)
             # an unexpected error counts as a failed check, so that the thread continues and repeats the check later
             except BaseException as error:
-                message, signer = f"the check failed with {type(error).__name__}", before.signer if before else None
-                failed = Sighting(presence=Presence.UNKNOWN, message=message, signer=signer)
+                failed = Sighting(
+                    presence=Presence.UNKNOWN,
+                    message=f"the check failed with {type(error).__name__}",
+                    signer=before.signer if before is not None else None,
+                )
                 self._store_sighting(file, keep_known_state(file, failed, before))
                 raise
             if self._store_sighting(file, keep_known_state(file, found, before)):
@@ -511,10 +546,10 @@ class ThreadedArtifactWatch:
         known = before.signer if before is not None else None
         if found.presence in (Presence.MISSING, Presence.WRONG):
             return structs.replace(found, signer=known)
-        signer = self._verify(file, known, self._bases)
-        if isinstance(signer, FileSigner):
-            return structs.replace(found, signer=signer)
-        return structs.replace(found, presence=Presence.UNSIGNED, message=signer)
+        try:
+            return structs.replace(found, signer=self._verify(file, known, self._bases))
+        except UnverifiedFile as error:
+            return structs.replace(found, presence=Presence.UNSIGNED, message=str(error))
 
     def _wait_for_file(self) -> BootFile | None:
         """Wait until an artifact is due, and return it. Return None after `close`."""
@@ -532,12 +567,8 @@ class ThreadedArtifactWatch:
             if file not in self._wanted or self._closed:
                 return False
             failures = 0 if sighting.is_there else self._failures.get(file, 0) + 1
-            self._failures[file], delay_s = failures, self._every_s
-            if failures:
-                # A signature check may download the whole file, so gitboot waits longer before it repeats the check.
-                is_unsigned = sighting.presence is Presence.UNSIGNED
-                longest_s = _LONGEST_PROOF_RETRY_S if is_unsigned else min(_LONGEST_RETRY_S, delay_s)
-                delay_s = min(min(_FIRST_RETRY_S, delay_s) * 2 ** min(failures - 1, 20), longest_s)
+            self._failures[file] = failures
+            delay_s = self._compute_delay_s(sighting, failures)
             heappush(self._queue, (time.monotonic() + delay_s, file.url, next(self._numbers), file))
             self._unchecked -= {file}
             self._changed.notify_all()
@@ -547,3 +578,12 @@ class ThreadedArtifactWatch:
             self._current[file] = sighting
             self._results_changed = True
             return was_withheld != is_withheld(file, self._current)
+
+    def _compute_delay_s(self, sighting: Sighting, failures: int) -> float:
+        """Return the time until the next check of an artifact after this number of consecutive failures."""
+        if not failures:
+            return self._every_s
+        # A signature check may download the whole file, so gitboot waits longer before it repeats the check.
+        is_unsigned = sighting.presence is Presence.UNSIGNED
+        longest_s = _LONGEST_PROOF_RETRY_S if is_unsigned else min(_LONGEST_RETRY_S, self._every_s)
+        return min(min(_FIRST_RETRY_S, self._every_s) * 2.0 ** min(failures - 1, 20), longest_s)

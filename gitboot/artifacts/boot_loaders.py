@@ -144,25 +144,8 @@ def place_loaders(
     """
     placed = []
     for loader in LOADERS:
-        found = (
-            _read_packaged_loader(loader, systems)
-            if isinstance(loader, PackagedLoader)
-            else _build_loader(loader, base_url, systems)
-        )
-        if isinstance(found, str):
-            outcome = PlacedLoader(path=loader.path, outcome=PlacementOutcome.MISSING, message=found)
-        else:
-            content, source = found
-            outcome = PlacedLoader(
-                path=loader.path,
-                outcome=PlacementOutcome.PLACED
-                if _write_file(loader.path, out, tftp, content)
-                else PlacementOutcome.UNCHANGED,
-                message=source,
-                sha256=sha256(content).hexdigest(),
-            )
-        report(outcome)
-        placed.append(outcome)
+        placed.append(_place_loader(loader, out, tftp, base_url, systems))
+        report(placed[-1])
     # if the TFTP root has a grub.cfg, it is a copy of boot/ and contains grub/grub.cfg already
     if tftp is not None and not (tftp / "grub.cfg").exists():
         placed.append(_write_signed_grub_configuration(tftp, base_url))
@@ -173,10 +156,34 @@ def place_loaders(
     return tuple(placed)
 
 
+class _LoaderMissing(Exception):
+    """Raised if a boot loader is not available. The message states what to install."""
+
+
+def _place_loader(
+    loader: PackagedLoader | BuiltLoader, out: Path, tftp: Path | None, base_url: str, systems: Sequence[Path]
+) -> PlacedLoader:
+    try:
+        if isinstance(loader, PackagedLoader):
+            content, source = _read_packaged_loader(loader, systems)
+        else:
+            content, source = _build_loader(loader, base_url, systems)
+    except _LoaderMissing as error:
+        return PlacedLoader(path=loader.path, outcome=PlacementOutcome.MISSING, message=str(error))
+    is_new = _write_file(loader.path, out, tftp, content)
+    return PlacedLoader(
+        path=loader.path,
+        outcome=PlacementOutcome.PLACED if is_new else PlacementOutcome.UNCHANGED,
+        message=source,
+        sha256=sha256(content).hexdigest(),
+    )
+
+
 def _write_signed_grub_configuration(tftp: Path, base_url: str) -> PlacedLoader:
     """Write ``grub/grub.cfg`` to the TFTP root, unless another program wrote the existing file."""
     target = tftp / _SIGNED_GRUB
-    if (found := read_output_file(target)) is not None and not found.startswith(_OWN_COMMENT):
+    existing = read_output_file(target)
+    if existing is not None and not existing.startswith(_OWN_COMMENT):
         return PlacedLoader(
             path=_SIGNED_GRUB,
             outcome=PlacementOutcome.UNCHANGED,
@@ -193,8 +200,9 @@ def _write_signed_grub_configuration(tftp: Path, base_url: str) -> PlacedLoader:
     )
 
 
-def _read_packaged_loader(loader: PackagedLoader, systems: Sequence[Path]) -> tuple[bytes, str] | str:
-    without_http = None
+def _read_packaged_loader(loader: PackagedLoader, systems: Sequence[Path]) -> tuple[bytes, str]:
+    """Return the content of a boot loader, and the path of the file. Raises `_LoaderMissing`."""
+    without_http: Path | None = None  # the first GRUB that cannot download over HTTP
     for file in (system / source for system in systems for source in loader.sources):
         if file.is_file():
             content = file.read_bytes()
@@ -202,11 +210,11 @@ def _read_packaged_loader(loader: PackagedLoader, systems: Sequence[Path]) -> tu
                 return content, str(file)
             without_http = without_http or file
     if without_http is not None:
-        return (
+        raise _LoaderMissing(
             f"{without_http} cannot download over HTTP: unpack {loader.package} from Debian 13 or newer, and pass the "
             "folder with --system"
         )
-    return f"install the package {loader.package}"
+    raise _LoaderMissing(f"install the package {loader.package}")
 
 
 def supports_http(grub: bytes) -> bool:
@@ -222,8 +230,11 @@ def _write_file(path: str, out: Path, tftp: Path | None, content: bytes) -> bool
 
     Return whether any of the copies was missing or had different content.
     """
-    targets = [out / "assets" / path, *([tftp / path] if tftp is not None else [])]
-    targets += [out / PXELINUX_CORE] if path.endswith(PXELINUX_CORE) else []
+    targets = [out / "assets" / path]
+    if tftp is not None:
+        targets.append(tftp / path)
+    if path.endswith(PXELINUX_CORE):
+        targets.append(out / PXELINUX_CORE)
     # By TFTP, shim requests GRUB from the root unless the DHCP server sends the path of shim in the header field `file`
     # (shim: netboot.c).
     if tftp is not None and path in SIGNED_GRUBS:
@@ -309,18 +320,20 @@ fi
     return f"# gitboot: the signed GRUB from Debian loads this script over TFTP\n{http_script}{SIGNED_GRUB_CHAIN}"
 
 
-def _build_loader(loader: BuiltLoader, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str] | str:
+def _build_loader(loader: BuiltLoader, base_url: str, systems: Sequence[Path]) -> tuple[bytes, str]:
+    """Build a GRUB image. Return its content, and the folder of its modules. Raises `_LoaderMissing`."""
     if urlsplit(base_url).scheme != "http":
-        return (
+        raise _LoaderMissing(
             f"GRUB can download only over http, not from {base_url}: set --base-url to an http URL for the same files"
         )
     folders = (system / "usr/lib/grub" / loader.target for system in systems)
-    if (modules := next((folder for folder in folders if (folder / "http.mod").is_file()), None)) is None:
-        return f"install the package {loader.package}"
-    if (program := shutil.which("grub-mkimage") or shutil.which("grub2-mkimage")) is None:
-        return "install the package grub-common, which contains grub-mkimage"
-    # Debian's GRUB module for Secure Boot
-    optional = ["linuxefi"] if (modules / "linuxefi.mod").is_file() else []
+    modules = next((folder for folder in folders if (folder / "http.mod").is_file()), None)
+    if modules is None:
+        raise _LoaderMissing(f"install the package {loader.package}")
+    program = shutil.which("grub-mkimage") or shutil.which("grub2-mkimage")
+    if program is None:
+        raise _LoaderMissing("install the package grub-common, which contains grub-mkimage")
+    optional_modules = ["linuxefi"] if (modules / "linuxefi.mod").is_file() else []  # Debian's module for Secure Boot
     with tempfile.TemporaryDirectory(prefix="gitboot-") as folder:
         memory_disk, image = Path(folder, "memdisk.tar"), Path(folder, "grub.efi")
         # gitboot does not use grub-mkstandalone, because its images contain the current time and each module twice.
@@ -331,13 +344,16 @@ def _build_loader(loader: BuiltLoader, base_url: str, systems: Sequence[Path]) -
             tar.addfile(entry, BytesIO(configuration))
         command = [
             *(program, f"--format={loader.target}", f"--directory={modules}", f"--output={image}"),
-            *(f"--memdisk={memory_disk}", "--prefix=(memdisk)/boot/grub", *_MODULES, *optional),
+            *(f"--memdisk={memory_disk}", "--prefix=(memdisk)/boot/grub", *_MODULES, *optional_modules),
         ]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         if result.returncode != 0:
-            last = result.stderr.strip().rpartition("\n")[2]
-            raise AssetError(f"cannot build {loader.path}: {last} (reinstall {loader.package})")
+            last_line = result.stderr.strip().rpartition("\n")[2]
+            raise AssetError(f"cannot build {loader.path}: {last_line} (reinstall {loader.package})")
         return image.read_bytes(), f"grub-mkimage of {modules}"
+
+
+# Signatures of EFI programs
 
 
 HEAD: Final = 4096  # in bytes: the first part of an EFI program, which contains all headers

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256, sha512
-from itertools import takewhile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory, mkdtemp
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from msgspec import Struct
 
 from gitboot.artifacts.archives import read_archive_member
-from gitboot.artifacts.availability import CHUNK, LARGEST_ARTIFACT, Fetcher, FileSigner
+from gitboot.artifacts.availability import CHUNK, LARGEST_ARTIFACT, Fetcher, FileSigner, UnverifiedFile
 from gitboot.errors import ArtifactMissing, GitbootError, HostUnreachable, UsageError
 from gitboot.files import convert_os_errors
 from gitboot.git.signatures import Keyring, UnlistedKey, UntrustedSignature, run_isolated, split_openpgp_signatures
@@ -224,13 +224,15 @@ def _list_key_files(directory: Path | None, *suffixes: str) -> Sequence[Path]:
     if directory is None:
         return ()
     with convert_os_errors(directory, "read"):
-        found = sorted(each for each in directory.iterdir() if each.suffix in suffixes and each.is_file())
-    return [each for each in found if not each.name.startswith(".")]
+        files = sorted(path for path in directory.iterdir() if path.suffix in suffixes and path.is_file())
+    return [file for file in files if not file.name.startswith(".")]
 
 
 def _read_minisign_key(file: Path) -> str:
+    key = ""
     try:
-        *_, key = file.read_text().split("\n", 1)[-1].split() or [""]
+        words = file.read_text().split("\n", 1)[-1].split()  # without the comment in the first line
+        key = words[-1] if words else ""
         decoded = b64decode(key, validate=True)
     except (OSError, UnicodeDecodeError, InvalidBase64):
         decoded = b""
@@ -254,6 +256,9 @@ def _read_identity(file: Path) -> tuple[ImageSigner, Identity]:
     return ImageSigner(identity, f"sigstore identity {file.stem}"), Identity(identity=identity, issuer=issuer)
 
 
+# Clear-signed messages
+
+
 _BEGIN_MESSAGE: Final = b"-----BEGIN PGP SIGNED MESSAGE-----"
 _BEGIN_SIGNATURE: Final = b"-----BEGIN PGP SIGNATURE-----"
 _END_SIGNATURE: Final = b"-----END PGP SIGNATURE-----"
@@ -266,13 +271,13 @@ def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
     dash-escaped.
     """
     lines = content.split(b"\n")
-    marked = [at for at, line in enumerate(lines) if line.startswith(b"-----")]
-    starts = (number for number, at in enumerate(marked) if lines[at].rstrip() == _BEGIN_MESSAGE)
-    frame = marked[(first := next(starts, len(marked))) : first + 3]
-    if [lines[at].rstrip() for at in frame] != [_BEGIN_MESSAGE, _BEGIN_SIGNATURE, _END_SIGNATURE]:
+    markers = [(at, line.rstrip()) for at, line in enumerate(lines) if line.startswith(b"-----")]
+    from_message = list(dropwhile(lambda marker: marker[1] != _BEGIN_MESSAGE, markers))[:3]
+    if [marker for _, marker in from_message] != [_BEGIN_MESSAGE, _BEGIN_SIGNATURE, _END_SIGNATURE]:
         raise UntrustedSignature("not a complete clear-signed OpenPGP message")
-    begin, middle, end = frame
-    if not all(line.startswith(b"Hash: ") for line in takewhile(lambda line: line.strip(), lines[begin + 1 : middle])):
+    begin, middle, end = (at for at, _ in from_message)
+    headers = takewhile(lambda line: line.strip(), lines[begin + 1 : middle])
+    if not all(header.startswith(b"Hash: ") for header in headers):
         raise UntrustedSignature("clear-signed with headers that gitboot does not support")
     return b"\n".join(lines[begin:middle]) + b"\n", b"\n".join(lines[middle : end + 1]) + b"\n"
 
@@ -286,6 +291,9 @@ def _format_armour(packet: bytes) -> bytes:
             checksum = (checksum << 1) ^ (0x1864CFB if checksum & 0x800000 else 0)
     lines = [encoded[at : at + 64] for at in range(0, len(encoded), 64)]
     return b"\n".join([_BEGIN_SIGNATURE, b"", *lines, b"=" + b64encode(checksum.to_bytes(3)), _END_SIGNATURE, b""])
+
+
+# Signatures of images
 
 
 class FileCheck(Struct, frozen=True, kw_only=True):
@@ -393,9 +401,11 @@ class SignatureCheck:
     def _check_digest_list(self, artifact: Artifact, checksums: Checksums) -> ImageSigner | None:
         """Return the signer of the list that contains a file, or None if the image states that the file is unsigned."""
         listed, signer = self._read_checksums(checksums)
-        digests = {(each.algorithm, each.digest) for each in listed}
-        is_listed = split_member_url(artifact.url) is None and ("sha256", artifact.sha256) in digests
-        if not is_listed and (split_member_url(artifact.url) or any(kind == "sha512" for kind, _ in digests)):
+        digests = {(file.algorithm, file.digest) for file in listed}
+        is_member = split_member_url(artifact.url) is not None
+        is_listed = not is_member and ("sha256", artifact.sha256) in digests
+        # the digest of the archive or a SHA-512 digest is known only after the download
+        if not is_listed and (is_member or any(algorithm == "sha512" for algorithm, _ in digests)):
             copy = self._fetch_copy(artifact)
             is_listed = not digests.isdisjoint({("sha256", copy.sha256), ("sha512", copy.sha512)})
         if not is_listed:
@@ -423,10 +433,10 @@ class SignatureCheck:
                 self._lists[checksums] = self._verify_checksums(checksums)
             except UntrustedSignature as error:
                 self._lists[checksums] = error
-        found = self._lists[checksums]
-        if isinstance(found, UntrustedSignature):
-            raise found
-        return found
+        result = self._lists[checksums]
+        if isinstance(result, UntrustedSignature):
+            raise result
+        return result
 
     def _verify_checksums(self, checksums: Checksums) -> tuple[tuple[ListedFile, ...], ImageSigner]:
         if checksums.listed_in is None:
@@ -434,10 +444,10 @@ class SignatureCheck:
             return read_checksum_list(content), signer
         outer_list, signer = self._read_signed_list(checksums.listed_in.url, checksums.listed_in.signature)
         content = self._read_limited(checksums.url, _LARGEST_LIST)
-        known = {("sha256", sha256(content).hexdigest()), ("sha512", sha512(content).hexdigest())}
+        digests = {("sha256", sha256(content).hexdigest()), ("sha512", sha512(content).hexdigest())}
         if not any(
-            (each.algorithm, each.digest) in known and each.size in (None, len(content))
-            for each in read_checksum_list(outer_list)
+            (file.algorithm, file.digest) in digests and file.size in (None, len(content))
+            for file in read_checksum_list(outer_list)
         ):
             raise UntrustedSignature(
                 f"not verified, because {checksums.url} is not in the list at {checksums.listed_in.url}"
@@ -472,7 +482,8 @@ class SignatureCheck:
         The most recent copy is kept, so that later calls with the same URL do not download the file again.
         """
         member = split_member_url(artifact.url)
-        url, max_bytes = (member[0], LARGEST_ARTIFACT) if member else (artifact.url, artifact.size or LARGEST_ARTIFACT)
+        url = member[0] if member is not None else artifact.url
+        max_bytes = LARGEST_ARTIFACT if member is not None else artifact.size or LARGEST_ARTIFACT
         if self._copy is None or self._copy.url != url:
             self._drop_copy()
             digest_256, digest_512, path = sha256(), sha512(), self._folder / "file"
@@ -521,7 +532,7 @@ def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:
     return next((kind, url) for kind in SignatureKind if (url := getattr(signature, kind)) is not None)
 
 
-_NO_SIGNATURE: Final = "the stream requires a signature, but the image does not have one"
+# Boot files
 
 
 class BootFileVerifier:
@@ -541,30 +552,39 @@ class BootFileVerifier:
         self._scratch: TemporaryDirectory[str] | None = None
         self._lock = Lock()
 
-    def verify(self, file: BootFile, known: FileSigner | None, base_urls: tuple[str, ...]) -> FileSigner | str:
-        """Return the trusted signer of a file, or a sentence that states why no trusted key has verified the file.
+    def verify(self, file: BootFile, known: FileSigner | None, base_urls: tuple[str, ...]) -> FileSigner:
+        """Return the trusted signer of a file.
 
         ``known`` is the signer that an earlier verification found, or None. If the key of this signer has not changed,
-        gitboot does not read the file again.
+        gitboot does not read the file again. Raises `UnverifiedFile` if no trusted key has verified the file.
         """
-        if (proof := file.proof) is None or file.sha256 is None:
-            return _NO_SIGNATURE
         try:
-            keys = self._load_keys()
-            if known is not None and keys.compute_key_digest(known.key) == known.key_digest:
-                return known
-            # If the file is mirrored, machines download it from the mirror, so gitboot verifies the copy on the mirror.
-            url = proof.url if split_member_url(proof.url) is not None else file.url
-            artifact = Artifact(url=ArtifactUrl(url), sha256=file.sha256, size=file.size, signature=proof.signature)
-            with closing(SignatureCheck(self._build_fetcher(base_urls), keys, base_urls[0])) as check:
-                signer = check.find_signer(artifact, proof.checksums)
-            if signer is None or (digest := keys.compute_key_digest(signer.key)) is None:
-                return _NO_SIGNATURE
-            return FileSigner(key=signer.key, name=signer.name, key_digest=digest)
+            signer = self._find_signer(file, known, base_urls)
         except UntrustedSignature as error:
-            return f"the stream requires a signature, but the file is {error}"
+            raise UnverifiedFile(f"the stream requires a signature, but the file is {error}") from error
         except (GitbootError, OSError) as error:
-            return f"the stream requires a signature, but gitboot cannot check it: {error}"
+            raise UnverifiedFile(f"the stream requires a signature, but gitboot cannot check it: {error}") from error
+        if signer is None:
+            raise UnverifiedFile("the stream requires a signature, but the image does not have one")
+        return signer
+
+    def _find_signer(self, file: BootFile, known: FileSigner | None, base_urls: tuple[str, ...]) -> FileSigner | None:
+        """Return the trusted signer of a file, or None if the image does not have a signature for the file."""
+        proof = file.proof
+        if proof is None or file.sha256 is None:
+            return None
+        keys = self._load_keys()
+        if known is not None and keys.compute_key_digest(known.key) == known.key_digest:
+            return known
+        # If the file is mirrored, machines download it from the mirror, so gitboot verifies the copy on the mirror.
+        url = proof.url if split_member_url(proof.url) is not None else file.url
+        artifact = Artifact(url=ArtifactUrl(url), sha256=file.sha256, size=file.size, signature=proof.signature)
+        with closing(SignatureCheck(self._build_fetcher(base_urls), keys, base_urls[0])) as check:
+            signer = check.find_signer(artifact, proof.checksums)
+        key_digest = keys.compute_key_digest(signer.key) if signer is not None else None
+        if signer is None or key_digest is None:
+            return None
+        return FileSigner(key=signer.key, name=signer.name, key_digest=key_digest)
 
     def _load_keys(self) -> VendorKeys:
         with self._lock:
@@ -577,6 +597,9 @@ class BootFileVerifier:
         with self._lock:
             if self._scratch is not None:
                 self._scratch.cleanup()
+
+
+# Checksum lists
 
 
 class ListedFile(NamedTuple):
@@ -611,17 +634,17 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
     if content.lstrip().startswith(b"{"):
         listed = (ListedFile(found[1], found[2], "") for found in _IN_JSON.finditer(content.decode(errors="replace")))
         return tuple(each for each in listed if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
-    found: list[ListedFile] = []
-    section = field = ""
+    files: list[ListedFile] = []
+    section = field = ""  # of the current line
     for line in content.decode(errors="replace").splitlines():
         if heading := _SECTION.fullmatch(line):
             section = heading[1].lower()
         elif heading := _FIELD.fullmatch(line):
             field = heading[1].lower()
         elif tagged := _TAGGED.fullmatch(line):
-            found.append(ListedFile(f"sha{tagged[1]}", tagged[3].lower(), tagged[2]))
+            files.append(ListedFile(f"sha{tagged[1]}", tagged[3].lower(), tagged[2]))
         elif plain := _PLAIN.fullmatch(line):
-            found.append(ListedFile(section or _ALGORITHMS.get(len(plain[1]), ""), plain[1].lower(), plain[2] or ""))
+            files.append(ListedFile(section or _ALGORITHMS.get(len(plain[1]), ""), plain[1].lower(), plain[2] or ""))
         elif released := _RELEASED.fullmatch(line):
-            found.append(ListedFile(field, released[1].lower(), released[3], int(released[2])))
-    return tuple(each for each in found if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
+            files.append(ListedFile(field, released[1].lower(), released[3], int(released[2])))
+    return tuple(each for each in files if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
