@@ -31,6 +31,8 @@ from gitboot.render.paths import find_artifact_type
 from gitboot.resolve.boot_composition import MIRRORED_NAMES
 from gitboot.resolve.server_decision import BootFile
 
+# Combinations of fetchers
+
 
 class PrefixFetcher:
     """Selects a fetcher by the prefix of the URL. The longest matching prefix wins.
@@ -78,6 +80,9 @@ class FallbackFetcher:
             self._first.head(url)
             return self._first.read(url, offset)
         return self._second.read(url, offset)
+
+
+# Web servers
 
 
 _MOST_REDIRECTS: Final = 5
@@ -158,12 +163,14 @@ def _open_content(
     with open_answer({"Range": f"bytes={offset}-"} if offset else {}) as answer:
         if answer.status != _RANGE_NOT_SATISFIABLE:
             is_part = answer.status == 206
-            first = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
-            if is_part and _parse_number(first) != offset:
+            first_byte = answer.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+            if is_part and _parse_number(first_byte) != offset:
                 raise HostUnreachable(
-                    f"gitboot requested the file from byte {offset}, but received it from byte {first or 'unknown'}"
+                    f"gitboot requested the file from byte {offset}, but received it from byte "
+                    f"{first_byte or 'unknown'}"
                 )
-            yield Content(build_head(answer), offset if is_part else 0, iter(partial(answer.read, _READ_BYTES), b""))
+            chunks = iter(partial(answer.read, _READ_BYTES), b"")
+            yield Content(build_head(answer), offset if is_part else 0, chunks)
             return
     if not offset:
         raise HostUnreachable(f"the server responded with {_RANGE_NOT_SATISFIABLE} to a request without a range")
@@ -180,6 +187,9 @@ def _read_size(answer: AnswerStream) -> int | None:
 def _parse_number(text: str | None) -> int | None:
     # Limit the length, because int rejects a text with thousands of digits.
     return int(text) if text is not None and re.fullmatch("[0-9]{1,18}", text) else None
+
+
+# Folders
 
 
 class FolderFetcher:
@@ -231,6 +241,9 @@ def _read_file_head(path: Path) -> ArtifactHead:
     )
 
 
+# Registries
+
+
 class RegistryFetcher:
     """Reads blobs from allowed OCI registries. Registries that are not allowed count as unreachable."""
 
@@ -267,6 +280,9 @@ def _translate_errors() -> Iterator[None]:
 
 def _build_blob_head(answer: AnswerStream, url: str) -> ArtifactHead:
     return ArtifactHead(size=_read_size(answer), version=url.rpartition("@")[2])
+
+
+# Mirrors
 
 
 _DISK_FULL_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT)
@@ -327,22 +343,28 @@ def mirror_files(
 def _mirror_file(
     fetcher: Fetcher, file: BootFile, path: str, root: Path, is_stopped: Callable[[], bool]
 ) -> MirroredArtifact:
-    build_result = partial(MirroredArtifact, path=path, source=file.source or "")
-    target, is_there = root / path, False
+    target = root / path
+    message = ""
     try:
-        with open_output_folder(target.parent, make=True) as folder:
-            with suppress(FileNotFoundError):
-                os.rmdir(f".{target.name}{_UNNEEDED_SUFFIX}", dir_fd=folder)
-            with suppress(FileNotFoundError):
-                is_there = stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode)
-            if is_there:
-                return build_result(outcome=MirrorOutcome.EXISTS)
-            _fetch_file(fetcher, file, target.name, folder, is_stopped)
+        outcome = _fetch_unless_exists(fetcher, file, target, is_stopped)
     except (ArtifactMissing, HostUnreachable, UsageError, _ContentMismatch) as error:
-        return build_result(outcome=MirrorOutcome.FAILED, message=str(error))
+        outcome, message = MirrorOutcome.FAILED, str(error)
     except OSError as error:
-        return build_result(outcome=MirrorOutcome.FAILED, message=f"{target}: {error.strerror}")
-    return build_result(outcome=MirrorOutcome.FETCHED)
+        outcome, message = MirrorOutcome.FAILED, f"{target}: {error.strerror}"
+    return MirroredArtifact(path=path, source=file.source or "", outcome=outcome, message=message)
+
+
+def _fetch_unless_exists(
+    fetcher: Fetcher, file: BootFile, target: Path, is_stopped: Callable[[], bool]
+) -> MirrorOutcome:
+    with open_output_folder(target.parent, make=True) as folder:
+        with suppress(FileNotFoundError):
+            os.rmdir(f".{target.name}{_UNNEEDED_SUFFIX}", dir_fd=folder)
+        with suppress(FileNotFoundError):
+            if stat.S_ISREG(os.lstat(target.name, dir_fd=folder).st_mode):
+                return MirrorOutcome.EXISTS
+        _fetch_file(fetcher, file, target.name, folder, is_stopped)
+    return MirrorOutcome.FETCHED
 
 
 class _ContentMismatch(Exception):
@@ -403,8 +425,9 @@ def _lock_part(fd: int, part: str | Path, folder: int | None = None) -> bool:
 
 def _write_content(fetcher: Fetcher, file: BootFile, written: IO[bytes], is_stopped: Callable[[], bool]) -> str:
     """Write the content that an incomplete download lacks, and return the SHA-256 digest of the whole content."""
+    max_bytes = file.size if file.size is not None else LARGEST_ARTIFACT
     written.seek(0)
-    digest, size, max_bytes = sha256(), 0, file.size if file.size is not None else LARGEST_ARTIFACT
+    digest, size = sha256(), 0
     while chunk := written.read(CHUNK):
         digest.update(chunk)
         size += len(chunk)
@@ -436,31 +459,42 @@ def prune_mirror(root: Path, needed_paths: Collection[str], now: datetime, keep:
     deleted files. gitboot recognizes copies by their file names, so the user data in the same folder is not deleted.
     Raises OSError if a copy cannot be deleted, and `UsageError` if the folder is unusable.
     """
-    check_output_folder(root / "o")
+    mirror = root / "o"
+    check_output_folder(mirror)
     before_s = (now - keep).timestamp()
     pruned = []
-    for folder in (root / "o").iterdir() if (root / "o").is_dir() else ():
-        is_mirror_folder = _DIGEST_FOLDER.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink()
-        for name in MIRRORED_NAMES if is_mirror_folder else ():
-            path, file, part = f"o/{folder.name}/{name}", folder / name, folder / f".{name}{_PART_SUFFIX}"
-            marker = folder / f".{name}{_UNNEEDED_SUFFIX}"
+    for folder in mirror.iterdir() if mirror.is_dir() else ():
+        if not _DIGEST_FOLDER.fullmatch(folder.name) or not folder.is_dir() or folder.is_symlink():
+            continue
+        for name in MIRRORED_NAMES:
+            part, path = folder / f".{name}{_PART_SUFFIX}", f"o/{folder.name}/{name}"
             if _prune_part(part, before_s):
                 pruned.append(str(part.relative_to(root)))
-            if path in needed_paths or not file.exists():
-                with suppress(FileNotFoundError):
-                    marker.rmdir()
-                continue
-            if not marker.exists():
-                marker.mkdir()
-                os.utime(marker, (now.timestamp(), now.timestamp()))
-            if marker.stat().st_mtime <= before_s:
-                marker.rmdir()
-                file.unlink()
+            if _prune_copy(folder, name, now, before_s, is_needed=path in needed_paths):
                 pruned.append(path)
-        if is_mirror_folder:
-            with suppress(OSError):  # the folder is not empty
-                folder.rmdir()
+        with suppress(OSError):  # the folder is not empty
+            folder.rmdir()
     return sorted(pruned)
+
+
+def _prune_copy(folder: Path, name: str, now: datetime, before_s: float, *, is_needed: bool) -> bool:
+    """Delete a copy that no run has needed since then. Return whether the copy was deleted.
+
+    The first run that does not need the copy writes the marker, and a run that needs the copy removes the marker.
+    """
+    file, marker = folder / name, folder / f".{name}{_UNNEEDED_SUFFIX}"
+    if is_needed or not file.exists():
+        with suppress(FileNotFoundError):
+            marker.rmdir()
+        return False
+    if not marker.exists():
+        marker.mkdir()
+        os.utime(marker, (now.timestamp(), now.timestamp()))
+    if marker.stat().st_mtime > before_s:
+        return False
+    marker.rmdir()
+    file.unlink()
+    return True
 
 
 def _prune_part(part: Path, before_s: float) -> bool:
