@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 
 from gitboot.artifacts.availability import Fetcher
 from gitboot.artifacts.oci import OciReference, Registries, resolve
-from gitboot.artifacts.signatures import SignatureKind, VendorKeys
+from gitboot.artifacts.signatures import ImageSigner, SignatureKind, VendorKeys
 from gitboot.errors import (
     ArtifactMissing,
     HostUnreachable,
@@ -124,7 +124,8 @@ class SourceReader:
 
         The releases include prereleases.
         """
-        values, index = self._build_values(architecture), self._spec.releases
+        index = self._spec.releases
+        values = self._build_values(architecture)
         url = self._fill_url(index.url, values)
         if url not in self._indexes:
             self._indexes[url] = self._fetch_index(url)
@@ -143,25 +144,26 @@ class SourceReader:
 
     def _fetch_index(self, url: str) -> VerifiedIndex:
         index = self._spec.releases
-        content, signer = self._read(url, MAX_BYTES[index.format]), None
+        content = self._read(url, MAX_BYTES[index.format])
+        signer: ImageSigner | None = None
         try:
             if index.signature is not None:
                 signature = self._read_signature(self._fill_url(index.signature, {"url": url}), url)
-                with TemporaryDirectory(prefix="gitboot-") as folder:
-                    file = Path(folder, "index")
-                    file.write_bytes(content)
-                    digest = Digest(sha256(content).hexdigest())
-                    signer = self._keys.find_signer(
-                        SignatureKind.OPENPGP, signature, file, digest, only=self._spec.keys
-                    ).key
+                signer = self._find_index_signer(content, signature)
             elif index.clear_signed:
-                content, found = self._keys.read_clear_signed(content, only=self._spec.keys)
-                signer = found.key
+                content, signer = self._keys.read_clear_signed(content, only=self._spec.keys)
         except UntrustedSignature as error:
             raise self._build_untrusted_error(
                 url, f"the index is {error}", is_other_key=isinstance(error, UnlistedKey)
             ) from error
-        return VerifiedIndex(url=url, content=content, signer=signer)
+        return VerifiedIndex(url=url, content=content, signer=signer.key if signer is not None else None)
+
+    def _find_index_signer(self, content: bytes, signature: bytes) -> ImageSigner:
+        digest = Digest(sha256(content).hexdigest())
+        with TemporaryDirectory(prefix="gitboot-") as folder:
+            file = Path(folder, "index")
+            file.write_bytes(content)
+            return self._keys.find_signer(SignatureKind.OPENPGP, signature, file, digest, only=self._spec.keys)
 
     def _read(self, url: str, max_bytes: int) -> bytes:
         try:
@@ -227,38 +229,53 @@ class SourceReader:
         index_url: str,
         indexed: Mapping[str, IndexedFile],
     ) -> ReleaseFile:
-        if file.name is not None:
-            name = fill_template(file.name, values)
-            if (found := indexed.get(name)) is None:
-                raise IncompleteRelease(
-                    index_url,
-                    f"the release has no file {printable(name)}",
-                    "choose another release, or correct the name in the ImageSource",
-                )
-            digest_url = index_url if found.sha256 is not None else None
-            if file.url is not None:
-                found = structs.replace(found, url=self._fill_url(file.url, values))
-        else:
-            found, digest_url = IndexedFile(url=self._fill_url(file.url or "", values)), None
+        found, digest_url = self._find_file(file, values, index_url, indexed)
         if (template := self._spec.checksums) is not None:
             list_url = self._fill_url(template.url, values)
             if (listed := find_listed_digest(self._read_digest_list(template, list_url), found.url)) is not None:
                 found, digest_url = self._add_digests(found, listed, list_url), list_url
-        is_member = file.member is not None
         member = f"#{fill_template(file.member, values)}" if file.member is not None else ""
+        url = self._check_url(f"{found.url}{member}")
+        signature = self._find_signature(file, found)
+        if file.member is not None:  # the size, the digests and the signature belong to the archive
+            return ReleaseFile(
+                architecture=architecture,
+                role=role,
+                url=url,
+                signature=signature,
+                digest_url=digest_url,
+                archive_sha256=found.sha256,
+                archive_sha512=found.sha512,
+                is_unsigned=not file.signed,
+            )
         return ReleaseFile(
             architecture=architecture,
             role=role,
-            url=self._check_url(f"{found.url}{member}"),
-            sha256=None if is_member else found.sha256,
-            sha512=None if is_member else found.sha512,
-            size=None if is_member else found.size,
-            signature=self._find_signature(file, found),
+            url=url,
+            sha256=found.sha256,
+            sha512=found.sha512,
+            size=found.size,
+            signature=signature,
             digest_url=digest_url,
-            archive_sha256=found.sha256 if is_member else None,
-            archive_sha512=found.sha512 if is_member else None,
             is_unsigned=not file.signed,
         )
+
+    def _find_file(
+        self, file: SourceFile, values: Mapping[str, str], index_url: str, indexed: Mapping[str, IndexedFile]
+    ) -> tuple[IndexedFile, str | None]:
+        """Return the description of a file, and the URL of the index if the index contains its digest."""
+        if file.name is None:
+            return IndexedFile(url=self._fill_url(file.url or "", values)), None
+        name = fill_template(file.name, values)
+        if (found := indexed.get(name)) is None:
+            raise IncompleteRelease(
+                index_url,
+                f"the release has no file {printable(name)}",
+                "choose another release, or correct the name in the ImageSource",
+            )
+        if file.url is not None:
+            found = structs.replace(found, url=self._fill_url(file.url, values))
+        return found, index_url if found.sha256 is not None else None
 
     def _find_signature(self, file: SourceFile, indexed_file: IndexedFile) -> Signature | None:
         if file.signature is not None:
@@ -274,13 +291,15 @@ class SourceReader:
 
         Return None if there is no signed digest list.
         """
-        template, values = self._spec.checksums, self._build_values(architecture, version)
+        template = self._spec.checksums
         if template is None or not template.is_signed:
             return self._describe_signed_index(architecture)
-        url, listed_in = self._fill_url(template.url, values), None
-        if (chain := template.listed_in) is not None:
-            chain_url = self._fill_url(chain.url, values)
-            listed_in = SignedList(url=chain_url, signature=self._fill_signature(chain.signature, chain_url))
+        values = self._build_values(architecture, version)
+        url = self._fill_url(template.url, values)
+        listed_in: SignedList | None = None
+        if (outer := template.listed_in) is not None:
+            outer_url = self._fill_url(outer.url, values)
+            listed_in = SignedList(url=outer_url, signature=self._fill_signature(outer.signature, outer_url))
         return Checksums(
             url=url,
             signature=self._fill_signature(template.signature, url),
@@ -347,11 +366,8 @@ class SourceReader:
         if template is None:
             return None
         return Signature(
-            **{
-                kind: self._fill_url(each, {"url": url})
-                for kind in ("openpgp", "minisign")
-                if (each := getattr(template, kind)) is not None
-            }
+            openpgp=self._fill_url(template.openpgp, {"url": url}) if template.openpgp is not None else None,
+            minisign=self._fill_url(template.minisign, {"url": url}) if template.minisign is not None else None,
         )
 
     def _fill_url(self, template: str, values: Mapping[str, str]) -> ArtifactUrl:
@@ -424,13 +440,14 @@ class ReleaseFinder(NamedTuple):
         first = next(iter(source.spec.architectures))
         reader = SourceReader(source, channel, self.fetcher, self.keys)
         signer: str | None = None
-        dates: dict[str, datetime | None]
+        dates: dict[str, datetime | None]  # by version
         if source.spec.releases.format is IndexFormat.OCI_TAGS:
             url, tags = _list_tags(source, channel, self.registries)
             dates = dict.fromkeys(tags)
         else:
             index, entries = reader.list_entries(first)
-            url, signer, dates = index.url, index.signer, {entry.version: entry.published for entry in entries}
+            url, signer = index.url, index.signer
+            dates = {entry.version: entry.published for entry in entries}
         versions = [each for each in dates if not is_prerelease(each) and reader.is_in_channel(each, first)]
         if not versions:
             raise MalformedIndex(
@@ -461,22 +478,27 @@ class ReleaseFinder(NamedTuple):
         if missing := [each for each in wanted if each not in source.spec.architectures]:
             hint = f"use {' or '.join(source.spec.architectures)}"
             raise UsageError(f"the image source {source.metadata.name} has no images for {missing[0]}; {hint}")
+        files = list[ReleaseFile]()
         checksums: dict[Architecture, Checksums] = {}
         if source.spec.releases.format is IndexFormat.OCI_TAGS:
             tagged = _describe_tag(source, release, self.registries).files
-            files = [each for each in tagged if each.architecture in wanted]
             for architecture in wanted:
-                if not any(each.architecture == architecture for each in files):
+                found = [file for file in tagged if file.architecture == architecture]
+                if not found:
                     raise IncompleteRelease(
                         release.index_url,
                         f"the image has no files for {architecture}",
                         "choose another architecture or another release",
                     )
+                files += found
         else:
             reader = SourceReader(source, release.channel, self.fetcher, self.keys)
-            files = [file for each in wanted for file in reader.describe_files(release, each)]
-            lists = {each: reader.describe_checksums(release.version, each) for each in wanted}
-            checksums = {architecture: each for architecture, each in lists.items() if each is not None}
+            for architecture in wanted:
+                files += reader.describe_files(release, architecture)
+            for architecture in wanted:
+                listed = reader.describe_checksums(release.version, architecture)
+                if listed is not None:
+                    checksums[architecture] = listed
         return ReleaseFiles(
             release=release,
             files=_sort_files(files),
@@ -527,7 +549,8 @@ def _list_tags(source: ImageSource, channel: str | None, registries: Registries)
 
 
 def _find_repository(source: ImageSource, channel: str | None) -> tuple[OciReference, str]:
-    index, values = source.spec.releases, {"channel": channel} if channel is not None else {}
+    index = source.spec.releases
+    values = {"channel": channel} if channel is not None else {}
     reference = OciReference.parse(f"{fill_template(index.url, values)}:latest")
     return structs.replace(reference, tag=None), fill_template(index.match or "{version}", values)
 
@@ -557,16 +580,16 @@ def describe_oci_image(
         resolved = resolve(reference, registries, architecture=architecture)
     files = [
         ReleaseFile(
-            architecture=Architecture(each),
+            architecture=Architecture(name),
             role=FileRole(role),
             url=file["url"],
             sha256=file["sha256"],
             size=file["size"],
             digest_url=str(resolved.image),  # the manifest contains the digest of the file
         )
-        for each, artifacts in resolved.architectures.items()
-        for role, found in artifacts.items()
-        for file in (found if isinstance(found, list) else [found])
+        for name, artifacts in resolved.architectures.items()
+        for role, value in artifacts.items()
+        for file in (value if isinstance(value, list) else [value])
     ]
     digest = resolved.image.version.removeprefix("sha256:")
     return _describe_files(files, reference.tag or f"sha256-{digest[:12]}", str(resolved.image))
@@ -599,8 +622,8 @@ def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: s
     lists: dict[str, Mapping[str, ListedDigest]] = {}
     files = []
     for architecture, role, url in urls:
-        plain, _, member = url.partition("#")
-        at, listed = _find_digest_list(plain, fetcher, lists)
+        file_url, _, member = url.partition("#")
+        list_url, listed = _find_digest_list(file_url, fetcher, lists)
         files.append(
             ReleaseFile(
                 architecture=architecture,
@@ -608,7 +631,7 @@ def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: s
                 url=url,
                 sha256=None if member else listed.sha256,
                 sha512=None if member else listed.sha512,
-                digest_url=at,
+                digest_url=list_url,
                 archive_sha256=listed.sha256 if member else None,
                 archive_sha512=listed.sha512 if member else None,
             )
@@ -619,18 +642,19 @@ def describe_urls(urls: Sequence[tuple[Architecture, FileRole, str]], version: s
 def _find_digest_list(
     url: str, fetcher: Fetcher, lists: dict[str, Mapping[str, ListedDigest]]
 ) -> tuple[str | None, ListedDigest]:
+    """Return the URL of a checksum file for a file, and the digests in it. Store each checksum file in ``lists``."""
     folder, _, name = url.rpartition("/")
     name = unquote(urlsplit(name).path)
     sidecar_urls = (f"{url}{suffix}" for suffix in (".sha256", ".sha256sum", ".sha512"))
-    for at in (*sidecar_urls, *(f"{folder}/{each}" for each in _CHECKSUM_NAMES)):
-        if at not in lists:
+    for list_url in (*sidecar_urls, *(f"{folder}/{list_name}" for list_name in _CHECKSUM_NAMES)):
+        if list_url not in lists:
             try:
-                content = read_document(fetcher, at, MAX_LIST_BYTES)
-                lists[at] = parse_digest_list(content, at, name if at.startswith(url) else "")
+                content = read_document(fetcher, list_url, MAX_LIST_BYTES)
+                lists[list_url] = parse_digest_list(content, list_url, name if list_url.startswith(url) else "")
             except (ArtifactMissing, MalformedIndex):  # some servers return a web page instead of 404
-                lists[at] = {}
-        if (found := find_listed_digest(lists[at], url)) is not None:
-            return at, found
+                lists[list_url] = {}
+        if (listed := find_listed_digest(lists[list_url], url)) is not None:
+            return list_url, listed
     return None, ListedDigest()
 
 
@@ -639,7 +663,7 @@ def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str
 
     Raises `IncompleteRelease` if a file cannot be read.
     """
-    found = []
+    described = []
     for architecture, role, path, url in files:
         digest, size = sha256(), 0
         try:
@@ -649,10 +673,13 @@ def describe_local_files(files: Sequence[tuple[Architecture, FileRole, Path, str
                     size += len(chunk)
         except OSError as error:
             raise IncompleteRelease(str(path), error.strerror or str(error), "check the file's path") from error
-        found.append(
+        described.append(
             ReleaseFile(architecture=architecture, role=role, url=url, sha256=Digest(digest.hexdigest()), size=size)
         )
-    return _describe_files(found, version, files[0][3])
+    return _describe_files(described, version, files[0][3])
+
+
+# Built-in sources
 
 
 def read_vendor_document(name: str) -> bytes:

@@ -126,10 +126,10 @@ def build_image(
         downloads = _Downloads(fetcher, Path(folder), progress)
         draft = _Document(
             release_files,
-            settings or release_files.settings,
-            name or find_image_name(release.source, release.version),
-            labels or {},
-            [(file, _measure_file(downloads, file)) for file in release_files.files],
+            settings=settings or release_files.settings,
+            name=name or find_image_name(release.source, release.version),
+            labels=labels or {},
+            measured=[(file, _measure_file(downloads, file)) for file in release_files.files],
         )
         progress.begin("signatures", None)
         check = SignatureCheck(downloads, keys, "", only=release_files.keys or None)
@@ -186,7 +186,8 @@ class _Downloads:
         """Download and store a file, and return the digests and the size of the file."""
         if url not in self._known:
             path = self._folder / str(len(self._known))
-            digests, size = (sha256(), sha512()), 0
+            digest_256, digest_512 = sha256(), sha512()
+            size = 0
             source = ArchiveFetcher(self) if split_member_url(url) is not None else self._fetcher
             with source.read(url) as content, path.open("wb") as stored:
                 self._progress.begin(url.rpartition("/")[2], content.head.size)
@@ -194,11 +195,11 @@ class _Downloads:
                     size += len(chunk)
                     if size > max_bytes:
                         raise IncompleteRelease(url, f"the file is larger than {max_bytes:,} bytes", _REPORT)
-                    for digest in digests:
-                        digest.update(chunk)
+                    digest_256.update(chunk)
+                    digest_512.update(chunk)
                     stored.write(chunk)
                     self._progress.advance(len(chunk))
-            facts = _MeasuredFile(sha256=Digest(digests[0].hexdigest()), sha512=digests[1].hexdigest(), size=size)
+            facts = _MeasuredFile(sha256=Digest(digest_256.hexdigest()), sha512=digest_512.hexdigest(), size=size)
             self._known[url] = path, content.head, facts
         return self._known[url][2]
 
@@ -282,17 +283,21 @@ def _convert_errors(place: str) -> Iterator[None]:
 
 
 def _find_signers(draft: _Document, check: SignatureCheck, release_files: ReleaseFiles) -> dict[FieldPath, ImageSigner]:
-    found: dict[FieldPath, ImageSigner] = {}
+    """Return the signers of the files, by the path of the file below spec.architectures.
+
+    Raises `UntrustedRelease` if a signature is not valid, or if the source requires a signature that is missing.
+    """
+    signers: dict[FieldPath, ImageSigner] = {}
     declared_unsigned = {at for at, file, _ in draft.list_files() if file.is_unsigned}
-    for each in check.files(draft.read()):
-        at = each.at[2:]
+    for file_check in check.files(draft.read()):
+        at = file_check.at[2:]
         place = f"{draft.title}, {'.'.join(map(str, at))}"
-        if each.signer is not None:
-            found[at] = each.signer
-        elif each.fault is not None and at not in declared_unsigned:
+        if file_check.signer is not None:
+            signers[at] = file_check.signer
+        elif file_check.fault is not None and at not in declared_unsigned:
             raise UntrustedRelease(
                 place,
-                f"the file is {each.fault}",
+                f"the file is {file_check.fault}",
                 "do not boot the file; try again later, or, if the vendor's key is missing, add it with --image-keys",
             )
         elif release_files.keys and at not in declared_unsigned:
@@ -301,7 +306,7 @@ def _find_signers(draft: _Document, check: SignatureCheck, release_files: Releas
                 "the file has no signature",
                 "this source requires a signature for each file: check the index, or ask the vendor for the signature",
             )
-    return found
+    return signers
 
 
 def _find_origin(release_files: ReleaseFiles, file: ReleaseFile, signer: ImageSigner | None) -> Provenance:
@@ -336,13 +341,14 @@ class _Document:
     def __init__(
         self,
         release_files: ReleaseFiles,
+        *,
         settings: ImageSettings,
         name: str,
         labels: Mapping[str, str],
         measured: list[tuple[ReleaseFile, _MeasuredFile]],
     ) -> None:
-        self._files, self._settings, self._name, self._labels = release_files, settings, name, labels
-        self._measured = measured
+        self._files, self._measured = release_files, measured
+        self._settings, self._name, self._labels = settings, name, labels
 
     @property
     def title(self) -> str:
@@ -360,7 +366,8 @@ class _Document:
             at: FieldPath = (str(file.architecture), str(file.role))
             if file.role is FileRole.INITRD:
                 number = initrds.get(file.architecture, 0)
-                initrds[file.architecture], at = number + 1, (*at, number)
+                initrds[file.architecture] = number + 1
+                at = (*at, number)
             yield at, file, facts
 
     def read(self, origins: Mapping[FieldPath, Provenance] | None = None) -> BootImage:
@@ -379,16 +386,46 @@ class _Document:
         return image
 
     def render(self, origins: Mapping[FieldPath, Provenance]) -> str:
-        release, settings = self._files.release, self._settings
+        """Return the text of the document. The files without a path in ``origins`` get no provenance."""
+        release = self._files.release
+        channel = f", channel {release.channel}" if release.channel is not None else ""
+        date_text = f", published {release.published:%Y-%m-%d}" if release.published is not None else ""
+        comments = [f"{self.title}{channel}{date_text}. Written by gitboot from {release.index_url}"]
+        unsigned = [
+            ".".join(map(str, at))
+            for at, _, _ in self.list_files()
+            if at in origins and origins[at].digest is DigestOrigin.FIRST_SEEN
+        ]
+        if unsigned:
+            comments.append(
+                f"The vendor does not publish digests for these files, so gitboot computed them: {', '.join(unsigned)}"
+            )
+        comments.append("yaml-language-server: $schema=../.gitboot/schemas/BootImage.json")
+        annotations = {SOURCE: release.source}
+        if release.channel is not None:
+            annotations[CHANNEL] = release.channel
+        spec = {
+            "version": release.version,
+            **self._render_settings(),
+            "architectures": self._render_architectures(origins),
+        }
+        return render_document(
+            comments,
+            "BootImage",
+            self._name,
+            spec,
+            labels=self._labels,
+            annotations=annotations if NAME.fullmatch(release.source) else None,
+        )
+
+    def _render_architectures(self, origins: Mapping[FieldPath, Provenance]) -> dict[str, dict[str, Any]]:
         architectures: dict[str, dict[str, Any]] = {}
-        unsigned = []
         for at, file, facts in self.list_files():
             artifact = {"url": file.url, "sha256": facts.sha256, "size": facts.size}
             if file.signature is not None:
                 artifact["signature"] = to_yaml_value(file.signature)
-            if (origin := origins.get(at)) is not None:
-                artifact["provenance"] = to_yaml_value(origin)
-                unsigned += [".".join(map(str, at))] if origin.digest is DigestOrigin.FIRST_SEEN else []
+            if at in origins:
+                artifact["provenance"] = to_yaml_value(origins[at])
             fields = architectures.setdefault(str(file.architecture), {})
             if file.role is FileRole.INITRD:
                 fields.setdefault(str(file.role), []).append(artifact)
@@ -398,29 +435,17 @@ class _Document:
             architectures.setdefault(str(architecture), {})["checksums"] = {
                 field: value for field, value in to_yaml_value(checksums).items() if value is not False
             }
+        return dict(sorted(architectures.items()))
+
+    def _render_settings(self) -> dict[str, Any]:
+        """Return the settings that differ from the default values."""
+        settings = self._settings
         default = ImageSettings()
-        chosen = {
+        values = {
             "userData": (settings.user_data, default.user_data),
             "configFrom": (settings.config_from, default.config_from),
             "writesDisk": (settings.writes_disk, default.writes_disk),
             "boots": (settings.boots, default.boots),
             "kernelArguments": (list(settings.kernel_arguments), []),
         }
-        spec = {"version": release.version, **{key: value for key, (value, usual) in chosen.items() if value != usual}}
-        channel = f", channel {release.channel}" if release.channel is not None else ""
-        date_text = f", published {release.published:%Y-%m-%d}" if release.published is not None else ""
-        comments = [f"{self.title}{channel}{date_text}. Written by gitboot from {release.index_url}"]
-        if unsigned:
-            comments.append(
-                f"The vendor does not publish digests for these files, so gitboot computed them: {', '.join(unsigned)}"
-            )
-        comments.append("yaml-language-server: $schema=../.gitboot/schemas/BootImage.json")
-        annotations = {SOURCE: release.source, **({CHANNEL: release.channel} if release.channel is not None else {})}
-        return render_document(
-            comments,
-            "BootImage",
-            self._name,
-            {**spec, "architectures": dict(sorted(architectures.items()))},
-            labels=self._labels,
-            annotations=annotations if NAME.fullmatch(release.source) else None,
-        )
+        return {field: value for field, (value, usual) in values.items() if value != usual}

@@ -121,6 +121,9 @@ class ListedDigest(Struct, frozen=True, kw_only=True):
     sha512: str | None = None
 
 
+# Indexes
+
+
 MAX_BYTES: Final[Mapping[IndexFormat | FilesFormat, int]] = {
     **dict.fromkeys(IndexFormat, 8 << 20),
     IndexFormat.ALPINE_RELEASES: 1 << 20,
@@ -129,7 +132,9 @@ MAX_BYTES: Final[Mapping[IndexFormat | FilesFormat, int]] = {
     FilesFormat.TREEINFO: 1 << 20,
 }
 MAX_LIST_BYTES: Final = 8 << 20  # the maximum size of a digest list
-_MOST_ENTRIES: Final = 10_000
+_MOST_ENTRIES: Final = 10_000  # in an index
+_MOST_LINES: Final = 200_000  # in a digest list
+_MOST_LINKS: Final = 20_000  # in a directory listing
 
 
 def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) -> tuple[IndexEntry, ...]:
@@ -137,12 +142,12 @@ def parse_index(index_format: IndexFormat, content: bytes, query: IndexQuery) ->
 
     Raises `MalformedIndex` if gitboot cannot parse the index.
     """
-    found: dict[str, IndexEntry] = {}
+    entries: dict[str, IndexEntry] = {}  # by version
     for entry in _PARSERS[index_format](content, query):
-        found.setdefault(entry.version, entry)
-        if len(found) > _MOST_ENTRIES:
+        entries.setdefault(entry.version, entry)
+        if len(entries) > _MOST_ENTRIES:
             raise _make_index_error(query.url, f"the index lists more than {_MOST_ENTRIES:,} releases")
-    return tuple(sorted(found.values(), key=lambda entry: (version_key(entry.version), entry.version)))
+    return tuple(sorted(entries.values(), key=lambda entry: (version_key(entry.version), entry.version)))
 
 
 def parse_files(files_format: FilesFormat, content: bytes, url: str) -> Mapping[str, IndexedFile]:
@@ -170,9 +175,6 @@ def match_version(name: str, template: str) -> str | None:
 # Lists of digests
 
 
-_MOST_LINES: Final = 200_000
-
-
 def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[str, ListedDigest]:
     """Return the digests in a digest list by file name. Lines in other formats are ignored.
 
@@ -181,17 +183,24 @@ def parse_digest_list(content: bytes, url: str, bare_name: str = "") -> Mapping[
     """
     if content.count(b"\n") > _MOST_LINES:
         raise _make_index_error(url, f"the list has more than {_MOST_LINES:,} lines")
-    found: dict[str, dict[str, str]] = {}
-    for each in read_checksum_list(content):
-        written = each.name.strip()
-        name = (bare_name if written in ("", "-") else written).removeprefix("./")
-        if name and found.setdefault(name, {}).setdefault(each.algorithm, each.digest) != each.digest:
+    digests_by_name: dict[str, dict[str, str]] = {}  # the digests of each file by algorithm
+    for file in read_checksum_list(content):
+        name = file.name.strip()
+        if name in ("", "-"):
+            name = bare_name
+        name = name.removeprefix("./")
+        if not name:
+            continue
+        digests = digests_by_name.setdefault(name, {})
+        if digests.setdefault(file.algorithm, file.digest) != file.digest:
             raise _make_index_error(url, f"the list has two different digests for {_quote_text(name)}")
-    if not found:
+    if not digests_by_name:
         raise _make_index_error(url, "the file is not a list of SHA-256 or SHA-512 digests")
     return {
-        name: ListedDigest(sha256=Digest(each["sha256"]) if "sha256" in each else None, sha512=each.get("sha512"))
-        for name, each in found.items()
+        name: ListedDigest(
+            sha256=Digest(digests["sha256"]) if "sha256" in digests else None, sha512=digests.get("sha512")
+        )
+        for name, digests in digests_by_name.items()
     }
 
 
@@ -202,7 +211,7 @@ def find_listed_digest(digests: Mapping[str, ListedDigest], file_url: str) -> Li
     """
     names = unquote(urlsplit(file_url).path).split("/")
     endings = ("/".join(names[first:]) for first in range(len(names)))
-    return next((digests[each] for each in endings if each in digests), None)
+    return next((digests[ending] for ending in endings if ending in digests), None)
 
 
 # JSON
@@ -252,25 +261,26 @@ def _parse_coreos_stream(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
     for platform, artifact in platforms.items():
         if _get_value(artifact, str, "release") != release:
             continue  # the file belongs to a different build
-        for name, several in (_get_value(artifact, dict, "formats") or {}).items():
-            for file, described in several.items() if isinstance(several, dict) else ():
+        for format_name, described_files in (_get_value(artifact, dict, "formats") or {}).items():
+            for file, described in described_files.items() if isinstance(described_files, dict) else ():
                 signature = _get_value(described, str, "signature")
-                files[f"{platform}/{name}/{file}"] = IndexedFile(
+                files[f"{platform}/{format_name}/{file}"] = IndexedFile(
                     url=_read_url(_require_value(described, str, query.url, "location"), query.url),
                     sha256=_read_sha256(_require_value(described, str, query.url, "sha256"), query.url),
                     signature=_read_url(signature, query.url) if signature is not None else None,
                 )
-    yield IndexEntry(
-        version=version, published=parse_time(_get_value(stream, str, "metadata", "last-modified")), files=files
-    )
+    published = parse_time(_get_value(stream, str, "metadata", "last-modified"))
+    yield IndexEntry(version=version, published=published, files=files)
 
 
 def _parse_flatcar_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
     """Parse releases-CHANNEL.json from www.flatcar.org. The keys of this mapping are versions, in any order."""
     for name, described in _require_value(_read_json(content, query.url), dict, query.url).items():
-        version, architectures = match_version(name, query.match), _get_value(described, list, "architectures")
-        is_other = query.architecture and architectures is not None and query.architecture not in architectures
-        if version is None or is_other or _get_value(described, str, "channel") not in (None, query.channel):
+        version = match_version(name, query.match)
+        architectures = _get_value(described, list, "architectures")
+        has_architecture = architectures is None or not query.architecture or query.architecture in architectures
+        is_in_channel = _get_value(described, str, "channel") in (None, query.channel)
+        if version is None or not has_architecture or not is_in_channel:
             continue
         yield IndexEntry(version=version, published=parse_time(_get_value(described, str, "release_date")))
 
@@ -323,15 +333,12 @@ def _parse_opensuse_distributions(content: bytes, query: IndexQuery) -> Iterator
     Entry names have the form PRODUCT/VERSION.
     """
     products = _require_value(_read_json(content, query.url), dict, query.url)
-    return _match_names(
-        (
-            f"{product}/{_get_value(release, str, 'version')}"
-            for product, releases in products.items()
-            for release in (releases if isinstance(releases, list) else ())
-            if _get_value(release, str, "state") == "Stable"
-        ),
-        query,
-    )
+    names = []
+    for product, releases in products.items():
+        for release in releases if isinstance(releases, list) else ():
+            if _get_value(release, str, "state") == "Stable":
+                names.append(f"{product}/{_get_value(release, str, 'version')}")
+    return _match_names(names, query)
 
 
 def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
@@ -339,10 +346,10 @@ def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
 
     An example is https://factory.talos.dev/versions.
     """
-    for each in _require_value(_read_json(content, query.url), list, query.url):
-        name = each if isinstance(each, str) else _require_value(each, str, query.url, "version")
+    for item in _require_value(_read_json(content, query.url), list, query.url):
+        name = item if isinstance(item, str) else _require_value(item, str, query.url, "version")
         if (version := match_version(name, query.match)) is not None:
-            yield IndexEntry(version=version, published=parse_time(_get_value(each, str, "date")))
+            yield IndexEntry(version=version, published=parse_time(_get_value(item, str, "date")))
 
 
 # Other formats
@@ -350,17 +357,17 @@ def _parse_json_list(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
 
 def _parse_alpine_releases(content: bytes, query: IndexQuery) -> Iterator[IndexEntry]:
     """Parse Alpine's latest-releases.yaml, which is a list of files. The name of each entry is the file name."""
-    for each in _read_flat_mappings(content, query.url):
-        name, sha256 = each.get("file", ""), each.get("sha256")
+    for item in _read_flat_mappings(content, query.url):
+        name, sha256, size = item.get("file", ""), item.get("sha256"), item.get("size", "")
         if (version := match_version(name, query.match)) is None:
             continue
         file = IndexedFile(
             url=_read_url(_join_url(query.url, name), query.url),
             sha256=_read_sha256(sha256, query.url) if sha256 is not None else None,
-            size=int(size) if (size := each.get("size", "")).isascii() and size.isdigit() and len(size) < 16 else None,
+            size=int(size) if re.fullmatch("[0-9]{1,15}", size) else None,
         )
-        date = parse_time(" ".join(filter(None, (each.get("date"), each.get("time")))))
-        yield IndexEntry(version=version, published=date, files={name: file})
+        published = parse_time(" ".join(filter(None, (item.get("date"), item.get("time")))))
+        yield IndexEntry(version=version, published=published, files={name: file})
 
 
 def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
@@ -368,28 +375,33 @@ def _read_flat_mappings(content: bytes, url: str) -> Iterator[dict[str, str]]:
 
     The function reads parser events one by one, so deeply nested input does not cause recursion.
     """
-    found: dict[str, str] = {}
-    depth, key = 0, None
+    mapping: dict[str, str] = {}
+    depth = 0
+    key: str | None = None  # the key whose value comes next
     try:
         for event in yaml.parse(content, Loader=yaml.CSafeLoader):
             if isinstance(event, yaml.CollectionStartEvent):
-                if (isinstance(event, yaml.SequenceStartEvent), depth) == (False, 0):
+                if depth == 0 and not isinstance(event, yaml.SequenceStartEvent):
                     raise _make_index_error(url, "expected a list, found a mapping")
-                depth, key = depth + 1, None
+                depth += 1
+                key = None
             elif isinstance(event, yaml.CollectionEndEvent):
-                depth, key = depth - 1, None
+                depth -= 1
+                key = None
                 if depth == 1:
-                    yield found
-                    found = {}
+                    yield mapping
+                    mapping = {}
             elif isinstance(event, yaml.ScalarEvent) and depth == 2:
                 if key is None:
                     key = event.value
                 else:
-                    found[key], key = event.value, None
+                    mapping[key] = event.value
+                    key = None
             elif isinstance(event, yaml.AliasEvent):
                 key = None
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise _make_index_error(url, f"the index is not YAML: {_quote_text(' '.join(str(error).split()))}") from None
+        message = " ".join(str(error).split())
+        raise _make_index_error(url, f"the index is not YAML: {_quote_text(message)}") from None
 
 
 def _match_names(names: Iterable[str], query: IndexQuery) -> Iterator[IndexEntry]:
@@ -401,7 +413,6 @@ def _parse_checksum_list(content: bytes, query: IndexQuery) -> Iterator[IndexEnt
     return _match_names(parse_digest_list(content, query.url), query)
 
 
-_MOST_LINKS: Final = 20_000
 _LINK: Final = re.compile(rb"href=[\"']?([^\"'<>\s]{1,300})", re.IGNORECASE)
 
 
@@ -433,7 +444,9 @@ def _parse_treeinfo(content: bytes, url: str) -> Mapping[str, IndexedFile]:
 
     File names are paths relative to the folder that contains the .treeinfo file.
     """
-    files, section, is_treeinfo = {}, "", False
+    files: dict[str, IndexedFile] = {}
+    section = ""
+    is_treeinfo = False
     for line in map(str.strip, content.decode(errors="replace").split("\n")):
         if line.startswith("[") and line.endswith("]"):
             section = line[1:-1].strip()
@@ -481,8 +494,10 @@ def parse_time(text: str | None) -> datetime | None:
     if not text or len(text) > 40:
         return None
     try:
-        found = datetime.fromisoformat(text.strip().replace(" +", "+").replace(" Z", "Z"))
-        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC).replace(microsecond=0)
+        time = datetime.fromisoformat(text.strip().replace(" +", "+").replace(" Z", "Z"))
+        if time.tzinfo is None:
+            time = time.replace(tzinfo=UTC)
+        return time.astimezone(UTC).replace(microsecond=0)
     except (ValueError, OverflowError):
         return None
 
@@ -517,7 +532,8 @@ def _read_url(text: str, url: str) -> str:
 
 
 def _quote_text(text: str) -> str:
-    return f'"{printable(text if len(text) <= 120 else f"{text[:120]}…")}"'
+    shown = text if len(text) <= 120 else f"{text[:120]}…"
+    return f'"{printable(shown)}"'
 
 
 def _make_index_error(url: str, cause: str) -> MalformedIndex:

@@ -96,18 +96,20 @@ class FollowedStream(Struct, frozen=True, kw_only=True):
 
     def find_fleet_images(self) -> dict[str, BootImage]:
         """Return the images of the fleet that belong to the followed source and channel, by name."""
-        found = {
+        images = {
             name: image
             for name, image in self.images.items()
             if is_from_source(image, self.follow.source, self.channel)
         }
         if SOURCE not in self.current.metadata.annotations:  # a person wrote the document, not gitboot
-            found[self.current.metadata.name] = self.current
-        return found
+            images[self.current.metadata.name] = self.current
+        return images
 
     def is_within_bounds(self, version: str) -> bool:
-        key, low, high = version_key(version), self.follow.minimum_version, self.follow.below_version
-        return (low is None or key >= version_key(low)) and (high is None or key < version_key(high))
+        minimum, below = self.follow.minimum_version, self.follow.below_version
+        if minimum is not None and version_key(version) < version_key(minimum):
+            return False
+        return below is None or version_key(version) < version_key(below)
 
 
 def is_from_source(image: BootImage, source: str, channel: str | None) -> bool:
@@ -129,7 +131,7 @@ def list_followed_streams(
 
     Raises `UsageError` if a stream does not exist or has no spec.follow.
     """
-    following = {name: each for name, each in repository.streams.items() if each.spec.follow is not None}
+    following = {name: stream for name, stream in repository.streams.items() if stream.spec.follow is not None}
     for name in names:
         if name not in repository.streams:
             hint = format_suggestion(name, repository.streams, "`gitboot images` lists the streams")
@@ -139,13 +141,19 @@ def list_followed_streams(
             raise UsageError(
                 f"{path}: ImageStream {name} has no spec.follow; add spec.follow with the name of a source"
             )
-    found = []
+    followed = []
     for name in sorted({*names} or following):
-        stream, follow = following[name], following[name].spec.follow
+        stream = following[name]
+        follow = stream.spec.follow
         assert follow is not None  # noqa: S101 - `following` has only such streams
         source = find_source(follow.source)
-        others = [other.spec for other in repository.streams.values() if other is not stream]
-        found.append(
+        used = set[str]()
+        for other in repository.streams.values():
+            if other is not stream:
+                used.add(other.spec.current)
+                if other.spec.rollout is not None:
+                    used.add(other.spec.rollout.image)
+        followed.append(
             FollowedStream(
                 name=name,
                 stream=stream,
@@ -154,14 +162,10 @@ def list_followed_streams(
                 channel=follow.channel or next(iter(source.spec.channels), None),
                 current=repository.images[stream.spec.current],
                 images=repository.images,
-                used=frozenset(
-                    image
-                    for each in others
-                    for image in (each.current, *([each.rollout.image] if each.rollout is not None else []))
-                ),
+                used=frozenset(used),
             )
         )
-    return tuple(found)
+    return tuple(followed)
 
 
 # The choice of a release
@@ -199,8 +203,38 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
         raise MalformedIndex(
             followed.follow.source, "the index lists no releases", "check spec.follow.channel, or try again later"
         )
-    newest, in_fleet = releases[-1], followed.find_fleet_images()
-    latest = max(in_fleet.values(), key=lambda image: version_key(image.spec.version), default=None)
+    _check_index_is_current(followed, releases[-1])
+    own_newest = _find_own_newest(followed)
+    matching = [release for release in releases if followed.is_within_bounds(release.version)]
+    newer = [
+        release for release in matching if own_newest is None or version_key(release.version) > version_key(own_newest)
+    ]
+    if not newer:
+        if not matching:
+            newest = printable(releases[-1].version)
+            why = f"no release is within the limits in spec.follow; the newest release is {newest}"
+        elif own_newest is not None and own_newest != followed.current.spec.version:
+            why = f"the fleet has an image with version {own_newest}, but the stream does not use it: start a rollout"
+        else:
+            why = f"no release that matches spec.follow is newer than {followed.current.metadata.name}"
+        return ReleaseChoice(outcome=UpdateOutcome.CURRENT, why=why)
+    old_enough = [
+        release for release in newer if release.published is None or now - release.published >= followed.minimum_age
+    ]
+    if not old_enough:
+        return ReleaseChoice(
+            outcome=UpdateOutcome.WAITS,
+            why=f"{_describe_release_age(newer[0], now)}, but minimumAge is {followed.follow.minimum_age}",
+        )
+    chosen = old_enough[-1]
+    older = tuple(release for release in newer if version_key(release.version) < version_key(chosen.version))
+    return ReleaseChoice(outcome=UpdateOutcome.PROPOSED, why="", release=chosen, older=older)
+
+
+def _check_index_is_current(followed: FollowedStream, newest: Release) -> None:
+    """Raise `StaleIndex` if the fleet has an image of the channel that is newer than the newest release."""
+    images = followed.find_fleet_images().values()
+    latest = max(images, key=lambda image: version_key(image.spec.version), default=None)
     if latest is not None and version_key(newest.version) < version_key(latest.spec.version):
         raise StaleIndex(
             newest.index_url,
@@ -208,39 +242,22 @@ def choose_release(followed: FollowedStream, releases: Sequence[Release], now: d
             f"already has the newer version {latest.spec.version}",
             f"try again later; if that image belongs to another channel, set its annotation {CHANNEL}",
         )
-    # An image that another stream with the same source uses does not block this stream from using the image too.
-    own_versions = [
+
+
+def _find_own_newest(followed: FollowedStream) -> str | None:
+    """Return the newest version of a stream's own images, or None.
+
+    An image that another stream with the same source uses does not block this stream from using the image too.
+    """
+    versions = [
         image.spec.version
-        for image in in_fleet.values()
+        for image in followed.find_fleet_images().values()
         if followed.is_within_bounds(image.spec.version) and image.metadata.name not in followed.used
     ]
     if followed.current.metadata.annotations.get(SOURCE, followed.follow.source) == followed.follow.source:
         # the current image of the stream counts even if it belongs to another channel
-        own_versions.append(followed.current.spec.version)
-    own_newest = max(own_versions, key=version_key, default=None)
-    newer = [
-        each
-        for each in releases
-        if followed.is_within_bounds(each.version)
-        and (own_newest is None or version_key(each.version) > version_key(own_newest))
-    ]
-    if not newer:
-        if not any(followed.is_within_bounds(each.version) for each in releases):
-            why = f"no release is within the limits in spec.follow; the newest release is {printable(newest.version)}"
-        elif own_newest is not None and own_newest != followed.current.spec.version:
-            why = f"the fleet has an image with version {own_newest}, but the stream does not use it: start a rollout"
-        else:
-            why = f"no release that matches spec.follow is newer than {followed.current.metadata.name}"
-        return ReleaseChoice(outcome=UpdateOutcome.CURRENT, why=why)
-    old_enough = [each for each in newer if each.published is None or now - each.published >= followed.minimum_age]
-    if not old_enough:
-        return ReleaseChoice(
-            outcome=UpdateOutcome.WAITS,
-            why=f"{_describe_release_age(newer[0], now)}, but minimumAge is {followed.follow.minimum_age}",
-        )
-    chosen = old_enough[-1]
-    older = tuple(each for each in newer if version_key(each.version) < version_key(chosen.version))
-    return ReleaseChoice(outcome=UpdateOutcome.PROPOSED, why="", release=chosen, older=older)
+        versions.append(followed.current.spec.version)
+    return max(versions, key=version_key, default=None)
 
 
 def _describe_release_age(release: Release, now: datetime) -> str:
@@ -312,7 +329,10 @@ def build_files(
             f"{origin.path}: gitboot cannot add spec.rollout to ImageStream {followed.name}: "
             "remove the empty spec.rollout"
         ) from None
-    return {origin.path: changed, **({f"images/{built.name}.yaml": built.text.encode()} if built is not None else {})}
+    files = {origin.path: changed}
+    if built is not None:
+        files[f"images/{built.name}.yaml"] = built.text.encode()
+    return files
 
 
 def format_message(followed: FollowedStream, release: Release, built: BuiltImage | None) -> tuple[str, str]:
@@ -400,17 +420,22 @@ class StreamUpdater:
         branch = self._build_branch_name(followed, release)
         is_in_fleet = image in self._fleet.repository.images
         start = structs.replace(start, version=release.version, image=image, branch=branch)
-        found = find_proposal(self._fleet.path, branch, None if is_in_fleet else f"images/{image}.yaml")
-        if found is None:
-            update, committed = self._propose_release(followed, start, release, is_in_fleet=is_in_fleet), self._now
+        proposal = find_proposal(self._fleet.path, branch, None if is_in_fleet else f"images/{image}.yaml")
+        if proposal is None:
+            update = self._propose_release(followed, start, release, is_in_fleet=is_in_fleet)
+            committed = self._now
         else:
-            title, _, message = found.message.partition("\n")
-            texts = {"title": printable(title), "message": printable_lines(message.strip("\n"))}
-            update, committed = structs.replace(start, commit=found.commit, **texts), found.committed
-        older = (self._build_branch_name(followed, each) for each in choice.older)
-        update = structs.replace(
-            update, supersedes=tuple(each for each in older if find_proposal(self._fleet.path, each, None) is not None)
-        )
+            title, _, message = proposal.message.partition("\n")
+            update = structs.replace(
+                start,
+                commit=proposal.commit,
+                title=printable(title),
+                message=printable_lines(message.strip("\n")),
+            )
+            committed = proposal.committed
+        older_branches = (self._build_branch_name(followed, older) for older in choice.older)
+        superseded = (name for name in older_branches if find_proposal(self._fleet.path, name, None) is not None)
+        update = structs.replace(update, supersedes=tuple(superseded))
         if release.published is None and self._now - committed < followed.minimum_age:
             return structs.replace(
                 update,
@@ -448,8 +473,8 @@ class StreamUpdater:
         title, message = format_message(followed, release, built)
         commit = None
         if not self._dry_run:
-            branch, text = str(start.branch), f"{title}\n\n{message}"
-            commit = propose_commit(self._fleet.path, self._fleet.snapshot.revision, branch, files, text, self._now)
+            parent, branch = self._fleet.snapshot.revision, self._build_branch_name(followed, release)
+            commit = propose_commit(self._fleet.path, parent, branch, files, f"{title}\n\n{message}", self._now)
         return structs.replace(
             start,
             commit=commit,
@@ -481,17 +506,16 @@ class StreamUpdater:
 
     def _build_image(self, followed: FollowedStream, release: Release) -> BuiltImage:
         files = self._sources.describe_release(followed.source, release, followed.architectures)
-        settings, labels = choose_settings(followed, files.settings), followed.current.metadata.labels
-        name, data = find_image_name(release.source, release.version), (files, settings, labels)
+        settings = choose_settings(followed, files.settings)
+        labels = followed.current.metadata.labels
+        name = find_image_name(release.source, release.version)
         if name not in self._built:
-            self._built[name] = (
-                data,
-                build_image(
-                    files, self._sources.fetcher, self._sources.keys, self._progress, settings=settings, labels=labels
-                ),
+            image = build_image(
+                files, self._sources.fetcher, self._sources.keys, self._progress, settings=settings, labels=labels
             )
-        other, built = self._built[name]
-        if other != data:
+            self._built[name] = ((files, settings, labels), image)
+        built_from, built = self._built[name]
+        if built_from != (files, settings, labels):
             raise UsageError(
                 f"gitboot already proposes BootImage/{name} for another stream, with different settings or "
                 "architectures; merge that proposal first"
