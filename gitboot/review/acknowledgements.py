@@ -24,7 +24,9 @@ def format_ack_lines(verdict: Verdict, reinstalls_need: ReinstallsNeed | None) -
 
 def list_ack_guards(verdict: Verdict, reinstalls_need: ReinstallsNeed | None) -> tuple[Guard, ...]:
     """Return the guards that hold a commit and can be acknowledged by a line in a commit message."""
-    excluded = {*ONLY_APPROVED, *((Guard.MAX_REINSTALLS,) if reinstalls_need is ReinstallsNeed.APPROVE else ())}
+    excluded = set(ONLY_APPROVED)
+    if reinstalls_need is ReinstallsNeed.APPROVE:
+        excluded.add(Guard.MAX_REINSTALLS)
     return tuple(guard for guard in verdict.holding_guards if guard not in excluded)
 
 
@@ -124,7 +126,7 @@ def parse_ack_lines(
             _, digest, *guards = line.split()
             for guard in dict.fromkeys(guards):
                 needs_signature = guard == Guard.MAX_REINSTALLS and reinstalls_need is ReinstallsNeed.SIGNED
-                found = AckLine(
+                ack = AckLine(
                     commit=message.commit,
                     text=text,
                     digest=digest,
@@ -132,19 +134,21 @@ def parse_ack_lines(
                     by=message.by,
                     content=message.content if needs_signature else "",
                 )
-                why = _find_guard_fault(found, message, reinstalls_need, used_ack_ids)
-                yield found if why is None else IgnoredLine(commit=message.commit, line=text, why=why)
+                why = _find_guard_fault(ack, message, reinstalls_need, used_ack_ids)
+                yield ack if why is None else IgnoredLine(commit=message.commit, line=text, why=why)
 
 
 def _find_line_fault(line: str) -> str | None:
     """Return why gitboot ignores a whole line, or None."""
-    if (found := _WORDS.fullmatch(line)) is None:
+    words = _WORDS.fullmatch(line)
+    if words is None:
         return "the line does not have the form Gitboot-Ack: DIGEST GUARD"
-    digest, guards = found.groups()
+    digest, guards = words.groups()
     if not re.fullmatch("[0-9a-f]{64}", digest):
         return "the digest must have 64 lower-case hexadecimal digits: copy the whole line"
-    if (unknown := next((each for each in guards.split() if each not in list(Guard)), None)) is not None:
-        return f"there is no guard {unknown}; {format_suggestion(unknown, Guard, 'copy the whole line')}"
+    for guard in guards.split():
+        if guard not in list(Guard):
+            return f"there is no guard {guard}; {format_suggestion(guard, Guard, 'copy the whole line')}"
     return None
 
 

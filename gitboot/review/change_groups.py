@@ -405,10 +405,9 @@ class CauseFinder:
             yield _DecisionPart(
                 Id("BootPolicy", name), self._pools[side][name].profile, decision.policy.boot, decision.policy
             )
-        for each in decision.maintenances:
-            yield _DecisionPart(
-                Id("Maintenance", each.name), repository.maintenances[each.name].spec.profile, each.boot, each
-            )
+        for maintenance in decision.maintenances:
+            profile = repository.maintenances[maintenance.name].spec.profile
+            yield _DecisionPart(Id("Maintenance", maintenance.name), profile, maintenance.boot, maintenance)
 
     def _find_causes_of_part(self, side: int, part: _DecisionPart, *, image_differs: bool) -> Iterator[Id]:
         repository = self._repositories[side]

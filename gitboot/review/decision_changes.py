@@ -653,8 +653,9 @@ class ServerEffect(Struct, frozen=True, kw_only=True):
 
 def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]) -> dict[SystemUuid, ServerEffect]:
     """Compare the decisions of two commits. Return the changes by UUID, because renamed servers keep their UUIDs."""
-    before, after = ({decision.uuid: decision for decision in side.values()} for side in (old, new))
-    found = {}
+    before = {decision.uuid: decision for decision in old.values()}
+    after = {decision.uuid: decision for decision in new.values()}
+    effects = {}
     for uuid in sorted(before.keys() | after.keys()):
         old_decision, new_decision = before.get(uuid), after.get(uuid)
         last = new_decision or before[uuid]
@@ -664,8 +665,8 @@ def find_server_effects(old: Mapping[str, Decision], new: Mapping[str, Decision]
         if old_decision is None or new_decision is None:
             kind = EffectKind.ADDED if old_decision is None else EffectKind.REMOVED
         changes = find_field_changes("", to_json_value(old_decision) or {}, to_json_value(new_decision) or {})
-        found[uuid] = ServerEffect(server=last.server, kind=kind, changes=tuple(changes))
-    return found
+        effects[uuid] = ServerEffect(server=last.server, kind=kind, changes=tuple(changes))
+    return effects
 
 
 def find_field_changes(path: str, old: Any, new: Any) -> Iterator[ValueChange]:

@@ -96,7 +96,8 @@ class Extent(Struct, frozen=True, kw_only=True):
 
     def with_known_servers(self, old: Collection[str], new: Collection[str]) -> Extent:
         """Return a first extent that also counts removed servers, if only the UUIDs of the old servers are known."""
-        kept, whole = sum(each in new for each in old), self.areas[0]
+        kept = sum(uuid in new for uuid in old)
+        whole = self.areas[0]
         area = structs.replace(whole, size=len(old), removed=len(old) - kept, added=whole.added - kept)
         return structs.replace(self, before=len(old), areas=(area, *self.areas[1:]))
 
@@ -122,26 +123,30 @@ def compute_first_extent(decisions: Decisions, repository: FleetRepository, serv
     The function reads ``servers`` only once.
     """
     counts: dict[Label | None, Counter[str]] = {None: Counter()}
-    found = Counter[Risk]()
+    risk_counts = Counter[Risk]()
     pairs: list[Pair] = []
     for decision in servers:
         server = repository.servers[decision.server]
-        found.update(find_risks(None, decision, ()))
+        risk_counts.update(find_risks(None, decision, ()))
         pairs.append(("server", None, decision.digest))
         for label in (None, *list_labels(server)):
             counts.setdefault(label, Counter())["added"] += 1
         if (access := build_machine(repository, server).bmc) is not None:
             pairs.append(("bmc", digest_bmc_access(None, None), digest_bmc_access(decision.server, access)))
-    unknown, shared = compare_unknown_boots(None, decisions), compare_shared_files(None, decisions, None, repository)
-    pairs += [(kind, *each.pair) for kind, each in (("unknown", unknown), ("shared", shared)) if each is not None]
+    unknown = compare_unknown_boots(None, decisions)
+    if unknown is not None:
+        pairs.append(("unknown", *unknown.pair))
+    shared = compare_shared_files(None, decisions, None, repository)
+    if shared is not None:
+        pairs.append(("shared", *shared.pair))
     return Extent(
         digest=digest_pairs(pairs),
         is_first=True,
         before=0,
         after=len(repository.servers),
-        installs=found[Risk.INSTALL],
+        installs=risk_counts[Risk.INSTALL],
         reinstalls=0,
-        resets=found[Risk.RESET],
+        resets=risk_counts[Risk.RESET],
         changes_unknown_boots=unknown is not None,
         mutated_images=0,
         disk_claims=0,

@@ -208,10 +208,11 @@ def _render_decision(decisions: Decisions, decision: Decision, prepare: Callable
         cause = Cause.ALWAYS if policy.network_boot is NetworkBoot.ALWAYS else Cause.PENDING
         plan = _make_plan(decision, prepare(policy.boot), Phase.NETWORK, cause, policy=policy.policy)
         boots["BootPolicy"] = _render_texts(decisions, decision, plan)
-    for each in decision.maintenances:
-        if each.boot is not None:
-            plan = _make_plan(decision, prepare(each.boot), Phase.MAINTENANCE, Cause.MAINTENANCE, maintenance=each.name)
-            boots[f"Maintenance/{each.name}"] = _render_texts(decisions, decision, plan)
+    for maintenance in decision.maintenances:
+        if maintenance.boot is not None:
+            boot, name = prepare(maintenance.boot), maintenance.name
+            plan = _make_plan(decision, boot, Phase.MAINTENANCE, Cause.MAINTENANCE, maintenance=name)
+            boots[f"Maintenance/{name}"] = _render_texts(decisions, decision, plan)
     return boots
 
 

@@ -89,8 +89,8 @@ def _render_verdict(review: Review, folder: str) -> Iterator[str]:
     yield f"## gitboot diff{f' of {format_code(folder)}' if folder else ''}: {review.headline}"
     yield ""
     sides = (
-        format_code(each.named) + (f" ({format_code(each.short)})" if each.short else "")
-        for each in (review.base, review.head)
+        format_code(side.named) + (f" ({format_code(side.short)})" if side.short else "")
+        for side in (review.base, review.head)
     )
     yield " → ".join(sides)
     if (digest := review.shown_digest) is not None:
@@ -140,13 +140,11 @@ def _render_guards(review: Review) -> Iterator[str]:
         yield f"- {note}"
     if note_on_identities is not None:
         yield f"- {note_on_identities}"
-    yield from _limit_lines(
-        [
-            f"- ignored: {format_code(each.line)} in {format_code(each.commit[:12])}: {format_code(each.why)}"
-            for each in review.ignored_lines
-        ],
-        "acknowledgement",
-    )
+    ignored = [
+        f"- ignored: {format_code(line.line)} in {format_code(line.commit[:12])}: {format_code(line.why)}"
+        for line in review.ignored_lines
+    ]
+    yield from _limit_lines(ignored, "acknowledgement")
 
 
 _PLAIN: Final = re.compile("[A-Za-z0-9 ,.:;/()%=-]+")
@@ -196,7 +194,8 @@ def _render_groups(review: Review, remaining_bytes: int) -> tuple[list[str], int
     if not blocks:
         return [], 0
     heading = "\n### Cause and effect\n"
-    shown, shortened = [heading], 0
+    shown = [heading]
+    shortened = 0
     remaining_bytes -= len(heading.encode()) + 200
     for number, (full, short) in enumerate(blocks):
         block = next((each for each in (full, short) if len(each.encode()) < remaining_bytes), None)
@@ -252,7 +251,8 @@ def _render_details(summary: str, text: str) -> tuple[str, str]:
 
 
 def _render_diffs(diffs: Iterable[RenderedDiff]) -> str:
-    parts, remaining_bytes = [], _MAX_DIFFS_BYTES
+    parts = []
+    remaining_bytes = _MAX_DIFFS_BYTES
     boots = [
         (boot, [line for diff in boot_diffs for line in diff.lines])
         for boot, boot_diffs in groupby(diffs, key=lambda diff: diff.boot)
@@ -504,8 +504,8 @@ _RISK_BY_GUARD = {
 def as_problems(review: Review) -> tuple[Problem, ...]:
     """Return the problems in HEAD, and one more problem for each exceeded limit, dangerous group and ignored line."""
     ignored = (
-        _make_annotation(review, [], Code.UNHEEDED, f"{each.line!r} in {each.commit[:12]}: {each.why}")
-        for each in review.ignored_lines
+        _make_annotation(review, [], Code.UNHEEDED, f"{line.line!r} in {line.commit[:12]}: {line.why}")
+        for line in review.ignored_lines
     )
     claims = (
         _make_annotation(
@@ -515,7 +515,7 @@ def as_problems(review: Review) -> tuple[Problem, ...]:
             f"BootImage/{image.image}: " + "; ".join(map(": ".join, phrases.list_image_claims(image))),
         )
         for image in review.provenance.images
-        if any(each.claimed is not None and each.verified_by is None for each in image.files)
+        if any(file.claimed is not None and file.verified_by is None for file in image.files)
     )
     return (*_list_limit_problems(review), *_list_danger_problems(review), *claims, *ignored, *review.head.problems)
 

@@ -181,10 +181,10 @@ def describe_resets(change: ServerChange) -> Iterator[str]:
     if change.new is None:
         return
     names = find_resets(change.old, change.new)
-    for each in change.new.maintenances:
-        if each.name in names:
-            per = f" of each {each.max_unavailable_per}" if each.max_unavailable_per is not None else ""
-            yield f"Maintenance/{each.name}: {each.power}, {each.max_unavailable} at a time{per}"
+    for maintenance in change.new.maintenances:
+        if maintenance.name in names:
+            per = f" of each {maintenance.max_unavailable_per}" if maintenance.max_unavailable_per is not None else ""
+            yield f"Maintenance/{maintenance.name}: {maintenance.power}, {maintenance.max_unavailable} at a time{per}"
 
 
 _UNKNOWN_TEXTS: Final[Mapping[UnknownCause, str]] = {
