@@ -37,18 +37,20 @@ def merge_events_by_server(events: Iterable[Event]) -> tuple[Event, ...]:
     groups: dict[object, list[Event]] = {}
     for number, event in enumerate(events):
         key: object = number
-        if (server := event.facts.get("server")) is not None and event.message.startswith(f"{server}: "):
-            others = tuple(
-                sorted((name, str(value)) for name, value in event.facts.items() if name not in _SERVER_KEYS)
-            )
-            key = event.type, event.at, event.warning, event.message.removeprefix(f"{server}: "), others
+        server = event.facts.get("server")
+        if server is not None and event.message.startswith(f"{server}: "):
+            text = event.message.removeprefix(f"{server}: ")
+            others = sorted((name, str(value)) for name, value in event.facts.items() if name not in _SERVER_KEYS)
+            key = event.type, event.at, event.warning, text, tuple(others)
         groups.setdefault(key, []).append(event)
-    return tuple(each[0] if len(each) == 1 else _merge_events(each) for each in groups.values())
+    return tuple(group[0] if len(group) == 1 else _merge_events(group) for group in groups.values())
 
 
 def _merge_events(events: list[Event]) -> Event:
-    first, servers = events[0], sorted(str(each.facts["server"]) for each in events)
-    facts = {**{name: value for name, value in first.facts.items() if name not in _SERVER_KEYS}, "servers": servers}
+    first = events[0]
+    servers = sorted(str(event.facts["server"]) for event in events)
+    facts: dict[str, Any] = {name: value for name, value in first.facts.items() if name not in _SERVER_KEYS}
+    facts["servers"] = servers
     text = first.message.removeprefix(f"{first.facts['server']}: ")
     return structs.replace(
         first,
@@ -114,15 +116,19 @@ class ConditionType(Struct, frozen=True):
 
     def find_event_type(self, previous: Condition | None, current: Condition) -> str | None:
         """Return the type of the event that reports a false condition, or None if the change needs no event."""
-        is_same = previous is not None and (
-            previous.status == current.status
-            if self.announces_on is Announcement.STATUS
-            else (previous.status, previous.reason) == (current.status, current.reason)
-            if self.announces_on is Announcement.REASON
-            else (previous.status, previous.reason, previous.message)
-            == (current.status, current.reason, current.message)
-        )
-        return None if is_same else self.events.get(current.reason, self.event)
+        if previous is not None and self._is_same(previous, current):
+            return None
+        return self.events.get(current.reason, self.event)
+
+    def _is_same(self, previous: Condition, current: Condition) -> bool:
+        """Return whether two conditions are the same for an event. `announces_on` names the fields that matter."""
+        if previous.status != current.status:
+            return False
+        if self.announces_on is Announcement.STATUS:
+            return True
+        if previous.reason != current.reason:
+            return False
+        return self.announces_on is Announcement.REASON or previous.message == current.message
 
 
 # A remedy is a command or a setting. Its comment states what to do first ("…, then run this"), or when the command is
@@ -721,12 +727,17 @@ def find_remedy(type: str, reason: str, values: Mapping[str, str | Sequence[str]
     `fill_placeholders` replaces the placeholders in the remedy with ``values``. The placeholder STATE stays in the text
     unless ``values`` contains it.
     """
-    condition_type, server = find_condition_type(type), type.partition("/")[2]
+    condition_type = find_condition_type(type)
     line = condition_type.find_remedy(reason) if condition_type is not None else None
-    named = (values or {}).get("SERVERS", ())
-    if line is not None and (isinstance(named, str) or len(named) == 1):
+    if line is None:
+        return None
+    all_values = dict(values or {})
+    servers = all_values.get("SERVERS", ())
+    if isinstance(servers, str) or len(servers) == 1:
         line = _FOR_ONE_SERVER.get(line, line)
-    return line and fill_placeholders(line, {**(values or {}), **({SERVER: server} if server else {})})
+    if server := type.partition("/")[2]:
+        all_values[SERVER] = server
+    return fill_placeholders(line, all_values)
 
 
 def fill_placeholders(line: str, values: Mapping[str, str | Sequence[str]]) -> str:
@@ -739,10 +750,10 @@ def fill_placeholders(line: str, values: Mapping[str, str | Sequence[str]]) -> s
     """
 
     def quote_value(word: re.Match[str]) -> str:
-        found = values.get(word[1])
-        if found is None:
+        value = values.get(word[1])
+        if value is None:
             return word[0]
-        words = (found,) if isinstance(found, str) else found
+        words = (value,) if isinstance(value, str) else value
         return ", ".join(map(json.dumps, words)) if word[0].startswith('"') else quote_words(*words)
 
     return re.sub(r'"?\b([A-Z]{5,})\b"?', quote_value, line)

@@ -83,6 +83,15 @@ class HeldCommit(Struct, frozen=True, kw_only=True):
     # Servers that the commit may reinstall, because their records do not rule out a reinstallation.
     reinstalls: tuple[str, ...] = ()
 
+    def facts(self) -> dict[str, Any]:
+        return {
+            "digest": self.digest,
+            "guards": list(self.guards),
+            "reasons": list(self.reasons),
+            "lines": list(self.lines),
+            "reinstalls": list(self.reinstalls),
+        }
+
 
 class WithheldServer(Struct, frozen=True, kw_only=True):
     """A server whose current install boot gitboot withholds because of newer commits."""
@@ -166,15 +175,7 @@ class Status(Struct, frozen=True, kw_only=True):
             "attempted": {
                 "commit": self.attempted,
                 "problems": to_json_value(self.problems),
-                "held": {
-                    "digest": self.held.digest,
-                    "guards": list(self.held.guards),
-                    "reasons": list(self.held.reasons),
-                    "lines": list(self.held.lines),
-                    "reinstalls": list(self.held.reinstalls),
-                }
-                if self.held
-                else None,
+                "held": self.held.facts() if self.held is not None else None,
                 "withheld": to_json_value(self.withheld),
             },
             "accepted": {
@@ -213,11 +214,10 @@ def add_age(status: Mapping[str, Any], age_s: float | None, written_at: datetime
     true. ``written_at`` is when the status was written, and ``age_s`` is its age in seconds. Both parameters are None
     if no instance has written a status.
     """
-    conditions = [each for each in status["conditions"] if each["type"] != STATUS_CURRENT]
+    conditions = [condition for condition in status["conditions"] if condition["type"] != STATUS_CURRENT]
     if age_s is not None and age_s > STALE_S and written_at is not None:
-        conditions = sorted(
-            [*conditions, _build_stale_condition(written_at, age_s)], key=lambda each: str(each["type"])
-        )
+        conditions.append(_build_stale_condition(written_at, age_s))
+        conditions.sort(key=lambda condition: str(condition["type"]))
     return {**status, "ageSeconds": None if age_s is None else int(age_s), "conditions": conditions}
 
 

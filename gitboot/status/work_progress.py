@@ -31,6 +31,9 @@ def iterate_with_progress(items: Collection[_T], report: ReportProgress) -> Iter
     report(total, total)
 
 
+# Work
+
+
 class Work(StrEnum):
     """The kinds of work that take a long time for a large fleet, in the order in which a reconcile does them."""
 
@@ -66,6 +69,61 @@ class WorkProgress(Struct, frozen=True, kw_only=True):
         }
 
 
+FIRST_S: Final = 5.0  # shorter work is not reported
+EVERY_S: Final = 10.0
+
+
+class _WorkPeriod(Struct, kw_only=True):
+    began_s: float
+    next_s: float  # when the next report is due
+    is_reported: bool = False
+
+
+class WorkListener:
+    """A listener for the progress of long work.
+
+    The listener calls ``report`` at intervals, and once with None when the work ends.
+    """
+
+    def __init__(
+        self,
+        report: Callable[[WorkProgress | None], None] = lambda _: None,
+        *,
+        on_progress: Callable[[], None] = lambda: None,  # the listener calls this function at each step of the work
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._report, self._on_progress, self._clock_s = report, on_progress, clock_s
+        self._lock = threading.Lock()
+        self._periods: dict[Work, _WorkPeriod] = {}
+
+    def make_reporter(self, work: Work) -> ReportProgress:
+        """Return the progress callback for one kind of work.
+
+        The caller must call the callback first with 0 finished items, and at the end with the total number of items.
+        """
+        return partial(self._record, work)
+
+    def _record(self, work: Work, done: int, total: int) -> None:
+        self._on_progress()
+        now = self._clock_s()
+        with self._lock:
+            period = self._periods.get(work)
+            if period is None or (done == 0 and total):
+                period = self._periods[work] = _WorkPeriod(began_s=now, next_s=now + FIRST_S)
+            if done >= total:
+                del self._periods[work]
+                if period.is_reported:
+                    self._report(None)
+            elif now >= period.next_s:
+                period.next_s = now + EVERY_S
+                period.is_reported = True
+                left = round((now - period.began_s) * (total - done) / done) if done else None
+                self._report(WorkProgress(work=work, done=done, total=total, remaining_s=left))
+
+
+# Stages
+
+
 BOUNDS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0, 60.0, 120.0, 300.0)  # upper bounds of buckets
 
 
@@ -88,7 +146,14 @@ class Stage(StrEnum):
 
 # The stages of a reconcile, in order. Each stage begins when the previous stage ends.
 _RECONCILE_STAGES: Final = (
-    *(Stage.TAKE_IN, Stage.ACCEPT, Stage.LEARN, Stage.WRITE_LEDGER, Stage.PLAN, Stage.PUBLISH, Stage.ASK, Stage.REPORT),
+    Stage.TAKE_IN,
+    Stage.ACCEPT,
+    Stage.LEARN,
+    Stage.WRITE_LEDGER,
+    Stage.PLAN,
+    Stage.PUBLISH,
+    Stage.ASK,
+    Stage.REPORT,
 )
 
 
@@ -96,7 +161,8 @@ class StageTimes:
     """Histograms of the stage durations that were measured since the process started. Thread-safe."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self._clock_s, self._lock = clock_s, threading.Lock()
+        self._clock_s = clock_s
+        self._lock = threading.Lock()
         # The last bucket counts durations above all bounds.
         self._counts = {stage: [0] * (len(BOUNDS_S) + 1) for stage in Stage}
         self._seconds = dict.fromkeys(Stage, 0.0)
@@ -125,8 +191,10 @@ class StageTimes:
     def find_stalled_stage(self, seconds: float) -> Stage | None:
         """Return the current stage if it has made no progress for at least ``seconds``, otherwise None."""
         current = self._current
-        is_stalled = current is not None and self._clock_s() - current[1] >= seconds
-        return current[0] if current is not None and is_stalled else None
+        if current is None:
+            return None
+        stage, last_progress_s = current
+        return stage if self._clock_s() - last_progress_s >= seconds else None
 
     def add(self, stage: Stage, seconds: float) -> None:
         """Add a stage's duration to its histogram. Bucket bounds are inclusive."""
@@ -161,54 +229,3 @@ class Stopwatch:
         if self._is_reconcile:
             self._times.enter(None)
         self._times.add(stage, self._clock_s() - self._began)
-
-
-FIRST_S: Final = 5.0  # shorter work is not reported
-EVERY_S: Final = 10.0
-
-
-class _WorkPeriod(Struct, kw_only=True):
-    began_s: float
-    next_s: float  # when the next report is due
-    is_reported: bool = False
-
-
-class WorkListener:
-    """A listener for the progress of long work.
-
-    The listener calls ``report`` at intervals, and once with None when the work ends.
-    """
-
-    def __init__(
-        self,
-        report: Callable[[WorkProgress | None], None] = lambda _: None,
-        *,
-        on_progress: Callable[[], None] = lambda: None,  # the listener calls this function at each step of the work
-        clock_s: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._report, self._clock_s, self._lock = report, clock_s, threading.Lock()
-        self._progress = on_progress
-        self._periods: dict[Work, _WorkPeriod] = {}
-
-    def make_reporter(self, work: Work) -> ReportProgress:
-        """Return the progress callback for one kind of work.
-
-        The caller must call the callback first with 0 finished items, and at the end with the total number of items.
-        """
-        return partial(self._record, work)
-
-    def _record(self, work: Work, done: int, total: int) -> None:
-        self._progress()
-        now = self._clock_s()
-        with self._lock:
-            period = self._periods.get(work)
-            if period is None or (done == 0 and total):
-                period = self._periods[work] = _WorkPeriod(began_s=now, next_s=now + FIRST_S)
-            if done >= total:
-                del self._periods[work]
-                if period.is_reported:
-                    self._report(None)
-            elif now >= period.next_s:
-                period.next_s, period.is_reported = now + EVERY_S, True
-                left = round((now - period.began_s) * (total - done) / done) if done else None
-                self._report(WorkProgress(work=work, done=done, total=total, remaining_s=left))
