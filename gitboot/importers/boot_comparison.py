@@ -327,8 +327,8 @@ def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}
     at = 0
     while at < len(lines):
-        line, at = lines[at], at + 1
-        line = re.sub(r"\$\{([^}]*)\}", lambda match: variables.get(match[1], match[0]), line)
+        line = re.sub(r"\$\{([^}]*)\}", lambda match: variables.get(match[1], match[0]), lines[at])
+        at += 1
         words = re.split(r"\s(?:\|\||&&)(?:\s|$)", line.strip(), maxsplit=1)[0].split()
         if not words or words[0].startswith(("#", ":")):
             continue

@@ -114,11 +114,12 @@ def _assign_names(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 def _complete_architectures(inventory: ImportedInventory) -> Iterator[ImportedMachine]:
     architectures = {boot.name: boot.architecture for boot in inventory.boots}
     for machine in inventory.machines:
-        if machine.architecture is None and (found := architectures.get(machine.boot or "")) is not None:
+        architecture = architectures.get(machine.boot or "")
+        if machine.architecture is None and architecture is not None:
             remark = remark_guessed(
-                f"the import took the architecture {found} from the boot {machine.boot}: check this value"
+                f"the import took the architecture {architecture} from the boot {machine.boot}: check this value"
             )
-            yield structs.replace(machine, architecture=found, remarks=(*machine.remarks, remark))
+            yield structs.replace(machine, architecture=architecture, remarks=(*machine.remarks, remark))
         else:
             yield machine
 
@@ -215,36 +216,17 @@ def _render_server(
     policy = ready_policies.get(machine.boot or "")
     arguments, argument_remarks = _filter_arguments(machine.arguments)
     bmc, bmc_remarks = _render_bmc(machine)
-    has_reason = any(
-        "MAC address" in each.text and each.kind in (RemarkKind.REJECTED, RemarkKind.MISSING)
-        for each in machine.remarks
-    )
+    labels, label_remarks = _filter_labels(machine.labels)
     unsupported = _list_unsupported(machine.architecture)
-    remarks = [
+    remarks = (
         *machine.remarks,
-        *remark_if(machine.uuid is None, _NO_UUID),
-        *remark_if(
-            not machine.nics and not has_reason,
-            remark_missing("the source does not contain a MAC address: add an interface"),
-        ),
+        *_list_missing_facts(machine, policy),
         *unsupported,
-        *remark_if(machine.architecture is None, _GUESSED_ARCHITECTURE),
-        *remark_if(machine.firmware is None, _GUESSED_FIRMWARE),
-        *remark_if(
-            machine.boot is not None and policy is None,
-            remark_missing(
-                f"the boot {machine.boot} is incomplete or missing: add the missing data, or select another boot"
-            ),
-        ),
         *argument_remarks,
         *bmc_remarks,
-    ]
-    labels = {}
-    for key, value in sorted(machine.labels.items()):
-        try:
-            labels[parse_label_key(key)] = parse_label_value(value)
-        except Malformed as error:
-            remarks.append(remark_lost(f"the label {key} was left out: {error.message}"))
+        *label_remarks,
+    )
+    boots_from_any = not any(nic.boot for nic in machine.nics)
     spec: dict[str, Any] = {
         "uuid": machine.uuid,
         "serial": machine.serial,
@@ -257,7 +239,7 @@ def _render_server(
                     "name": nic.name,
                     "mac": str(nic.mac).replace("-", ":"),
                     "addresses": list(nic.addresses),
-                    "boot": None if nic.boot or not any(each.boot for each in machine.nics) else False,
+                    "boot": None if nic.boot or boots_from_any else False,
                 }
             )
             for nic in machine.nics
@@ -275,6 +257,37 @@ def _render_server(
         "`provision: 1`."
     )
     return item, {_build_path("servers", name, pending): _render_document(item, comment, spec, labels)}
+
+
+def _list_missing_facts(machine: ImportedMachine, policy: str | None) -> Iterator[ImportRemark]:
+    """Yield remarks on the facts that a source does not contain about a machine."""
+    if machine.uuid is None:
+        yield _NO_UUID
+    has_reason = any(
+        "MAC address" in remark.text and remark.kind in (RemarkKind.REJECTED, RemarkKind.MISSING)
+        for remark in machine.remarks
+    )
+    if not machine.nics and not has_reason:
+        yield remark_missing("the source does not contain a MAC address: add an interface")
+    if machine.architecture is None:
+        yield _GUESSED_ARCHITECTURE
+    if machine.firmware is None:
+        yield _GUESSED_FIRMWARE
+    if machine.boot is not None and policy is None:
+        yield remark_missing(
+            f"the boot {machine.boot} is incomplete or missing: add the missing data, or select another boot"
+        )
+
+
+def _filter_labels(labels: Mapping[str, str]) -> tuple[dict[str, str], list[ImportRemark]]:
+    """Return the labels that documents may contain, sorted by key, and a remark for each other label."""
+    accepted, remarks = dict[str, str](), list[ImportRemark]()
+    for key, value in sorted(labels.items()):
+        try:
+            accepted[parse_label_key(key)] = parse_label_value(value)
+        except Malformed as error:
+            remarks.append(remark_lost(f"the label {key} was left out: {error.message}"))
+    return accepted, remarks
 
 
 def _list_unsupported(architecture: str | None) -> list[ImportRemark]:

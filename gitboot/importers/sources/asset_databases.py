@@ -58,7 +58,7 @@ def _parse_source_files(files: Texts) -> list[tuple[str, Any]]:
 def read_netbox(files: Texts) -> ImportedInventory:
     """Read the responses of ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``."""
     documents = [document for _, document in _parse_source_files(files)]
-    lists = (found if isinstance(found, list) else get_nested(found, "results") for found in documents)
+    lists = (each if isinstance(each, list) else get_nested(each, "results") for each in documents)
     rows = [row for items in lists for row in as_mappings(items)]
     interfaces = [row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row]
     addresses = [
@@ -186,7 +186,6 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
     nics, nic_remarks = _read_maas_nics(row)
     bmc, bmc_remarks = _read_maas_bmc(name, as_text(row.get("power_type")), power)
     serial = as_text(hardware.get("system_serial"))
-    system = "/".join(filter(None, (as_text(row.get("osystem")), as_text(row.get("distro_series")))))
     status = as_text(row.get("status_name"))
     return ImportedMachine(
         name=name,
@@ -206,19 +205,21 @@ def _read_maas_machine(row: _Row, power: _Row) -> ImportedMachine:
             *uuid_remarks,
             *nic_remarks,
             *bmc_remarks,
-            remark_lost(
-                f"the boot was not imported, because MAAS deploys {system} with curtin from its own images: "
-                "write a BootImage for the installer"
-                if system
-                else "the boot was not imported, because MAAS has not deployed a system and boots only its own images"
-            ),
+            remark_lost(f"the boot was not imported, because {_describe_maas_boot(row)}"),
             *(
-                remark_lost(f"the tag {each} was left out: add a label if a policy must select servers by this tag")
-                for each in as_list(row.get("tag_names"))
-                if as_text(each)
+                remark_lost(f"the tag {tag} was left out: add a label if a policy must select servers by this tag")
+                for tag in as_list(row.get("tag_names"))
+                if as_text(tag)
             ),
         ),
     )
+
+
+def _describe_maas_boot(row: _Row) -> str:
+    system = "/".join(filter(None, (as_text(row.get("osystem")), as_text(row.get("distro_series")))))
+    if system:
+        return f"MAAS deploys {system} with curtin from its own images: write a BootImage for the installer"
+    return "MAAS has not deployed a system and boots only its own images"
 
 
 def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRemark]]:
@@ -350,6 +351,11 @@ def _read_foreman_host(
     nics, bmc, remarks = _read_foreman_interfaces(name, host)
     uuid, uuid_remarks = read_uuid(next((facts[key] for key in _UUID_FACTS if as_text(facts.get(key))), None))
     loader = as_text(host.get("pxe_loader")) or ""
+    firmware: Firmware | None = None
+    if "UEFI" in loader:
+        firmware = Firmware.UEFI
+    elif "BIOS" in loader:
+        firmware = Firmware.BIOS
     parameters = [row for key in ("parameters", "all_parameters") for row in as_mappings(host.get(key))]
     values = {str(row.get("name")): as_text(row.get("value")) for row in parameters}
     arguments, argument_remarks = translate_arguments((values.get("kernelcmd") or "").split())
@@ -358,7 +364,7 @@ def _read_foreman_host(
         uuid=uuid,
         serial=next((as_text(facts[key]) for key in _SERIAL_FACTS if as_text(facts.get(key))), None),
         architecture=parse_architecture(host.get("architecture_name")),
-        firmware=Firmware.UEFI if "UEFI" in loader else Firmware.BIOS if "BIOS" in loader else None,
+        firmware=firmware,
         secure_boot=True if "UEFI SecureBoot" in loader else None,
         nics=nics,
         bmc=bmc,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gitboot.importers.inventory import (
     ImportedBoot,
     ImportedInventory,
     ImportedMachine,
+    ImportRemark,
     NicCollector,
     Texts,
     as_mappings,
@@ -128,9 +129,9 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
         system=as_text(driver.get("redfish_system_id")),
         verify=str(driver.get("redfish_verify_ca", "true")).lower() != "false",
     )
-    image = as_text(_parse_mapping(node.get("instance_info")).get("image_source")) or ""
     capabilities = _parse_capabilities(node)
     has_boot = _read_boot(node) is not None
+    has_nics = bool(reader.nics or reader.remarks)
     uuid, uuid_remarks = read_uuid(as_text(extra.get("system_uuid")))
     labels = {}
     if profile := capabilities.get("profile"):
@@ -152,32 +153,29 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
             remark_kept(f"node {name} ({node.get('uuid')})"),
             *reader.remarks,
             *uuid_remarks,
-            *remark_if(
-                not has_boot and not image,
-                remark_lost("the boot was not imported, because the instance has neither a kernel nor an image"),
-            ),
-            *remark_if(
-                not reader.nics and not reader.remarks,
-                remark_missing(
-                    "the source does not contain the ports: export them with `openstack baremetal port list --long "
-                    "-f json`"
-                ),
-            ),
-            *remark_if(
-                address is None and "driver" not in node,
-                remark_missing("the source contains neither the driver nor the BMC: export the nodes with --long"),
-            ),
-            *remark_if(
-                address is None and "driver" in node,
-                remark_lost(f"the driver {node.get('driver')} uses neither Redfish nor IPMI: add the BMC by hand"),
-            ),
-            *remark_if(
-                image,
-                remark_lost(f"the image {image.rpartition('@')[2]} was left out, because Ironic's agent installs it"),
-            ),
+            *_list_missing_facts(node, has_boot=has_boot, has_nics=has_nics, has_bmc=address is not None),
             *bmc_remarks,
         ),
     )
+
+
+def _list_missing_facts(
+    node: Mapping[str, Any], *, has_boot: bool, has_nics: bool, has_bmc: bool
+) -> Iterator[ImportRemark]:
+    """Yield remarks on the boot, the ports and the BMC of a node that the import could not read."""
+    image = as_text(_parse_mapping(node.get("instance_info")).get("image_source")) or ""
+    if not has_boot and not image:
+        yield remark_lost("the boot was not imported, because the instance has neither a kernel nor an image")
+    if not has_nics:
+        yield remark_missing(
+            "the source does not contain the ports: export them with `openstack baremetal port list --long -f json`"
+        )
+    if not has_bmc and "driver" not in node:
+        yield remark_missing("the source contains neither the driver nor the BMC: export the nodes with --long")
+    elif not has_bmc:
+        yield remark_lost(f"the driver {node['driver']} uses neither Redfish nor IPMI: add the BMC by hand")
+    if image:
+        yield remark_lost(f"the image {image.rpartition('@')[2]} was left out, because Ironic's agent installs it")
 
 
 def _find_bmc_address(driver: Mapping[str, Any]) -> str | None:

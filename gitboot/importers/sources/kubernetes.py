@@ -59,14 +59,14 @@ class Objects(Struct, frozen=True):
 
         The namespace may be missing in the file, because a person may have written it.
         """
-        found = [each for known_key, each in self.get_kind(kind).items() if is_same_key(known_key, key)]
-        return self.get_kind(kind).get(key or ("", ""), found[0] if len(found) == 1 else None)
+        similar = [item for known_key, item in self.get_kind(kind).items() if is_same_key(known_key, key)]
+        return self.get_kind(kind).get(key or ("", ""), similar[0] if len(similar) == 1 else None)
 
     def get_spec(self, kind: str, name: object, namespace: str = "") -> Object:
         """Return the spec of an object, or an empty mapping if there is no object with this name and namespace."""
-        found = {key: each for key, each in self.get_kind(kind).items() if key[1] == name}
-        only = next(iter(found.values())) if len(found) == 1 else None
-        return as_mapping(get_nested(found.get((namespace, str(name)), only), "spec"))
+        named = {key: item for key, item in self.get_kind(kind).items() if key[1] == name}
+        only = next(iter(named.values())) if len(named) == 1 else None
+        return as_mapping(get_nested(named.get((namespace, str(name)), only), "spec"))
 
 
 def is_same_key(one: Key | None, other: Key | None) -> bool:
@@ -87,11 +87,13 @@ def load_objects(files: Texts) -> Objects:
     by_kind: dict[str, dict[Key, Object]] = {}
     for path, text in sorted(files.items()):
         for document in parse_yaml(path, text):
-            for each in as_mappings(get_nested(document, "items")) or as_mappings(document) or as_mappings([document]):
-                kind = as_text(each.get("kind")) or (as_text(get_nested(document, "kind")) or "").removesuffix("List")
-                name = as_text(get_nested(each, "metadata", "name"))
+            list_kind = (as_text(get_nested(document, "kind")) or "").removesuffix("List")
+            items = as_mappings(get_nested(document, "items")) or as_mappings(document) or as_mappings([document])
+            for item in items:
+                kind = as_text(item.get("kind")) or list_kind
+                name = as_text(get_nested(item, "metadata", "name"))
                 if kind and name:
-                    by_kind.setdefault(kind, {})[_get_namespace(each), name] = each
+                    by_kind.setdefault(kind, {})[_get_namespace(item), name] = item
     return Objects(by_kind)
 
 
@@ -170,7 +172,8 @@ def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAnd
     netboots = (as_mapping(interface.get("netboot")) for interface in interfaces)
     boot, boot_remarks = _read_netboot(name, [(netboot, as_mapping(netboot.get("osie"))) for netboot in netboots])
     data = [key for key in ("userData", "vendorData") if spec.get(key)]
-    data += ["metadata.instance.userdata"] if get_nested(spec, "metadata", "instance", "userdata") else []
+    if get_nested(spec, "metadata", "instance", "userdata"):
+        data.append("metadata.instance.userdata")
     architecture = next(filter(None, (parse_architecture(dhcp.get("arch")) for dhcp in hosts)), None)
     return _build_hardware(
         ImportedMachine(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -117,43 +117,37 @@ def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Te
         else:
             defaults.append(group)
     boots = tuple(_read_boot(profile, templates) for profile in profiles)
-    names = {boot.name for boot in boots}
     return ImportedInventory(
         machines=tuple(_read_machine(selected, defaults) for _, selected in sorted(by_identity.items())),
         boots=boots,
-        remarks=(
-            *(
-                remark_guessed(
-                    f"group {_get_name(group)} has no selector, so it boots profile {group.get('profile')} on each "
-                    "machine that no other group selects: select these machines with a BootPolicy, or write a Server "
-                    "for each of them"
-                )
-                for group in defaults
-            ),
-            *remark_if(
-                len(defaults) > 1,
-                remark_lost(
-                    "several groups have no selector, and matchbox does not define which of them it uses: select one "
-                    "boot"
-                ),
-            ),
-            *(
-                remark_lost(
-                    f"group {_get_name(group)} was left out, because it does not select machines by MAC address, UUID "
-                    f"or serial number (it boots profile {group.get('profile')} if {_format_other_selectors(group)})"
-                )
-                for group in others
-            ),
-            *(
-                remark_missing(
-                    f"group {_get_name(group)} boots profile {group.get('profile')}, which is not in the source: "
-                    "export the profile"
-                )
-                for group in (*defaults, *others)
-                if as_text(group.get("profile")) not in names
-            ),
-        ),
+        remarks=tuple(_list_remarks_on_groups(defaults, others, {boot.name for boot in boots})),
     )
+
+
+def _list_remarks_on_groups(
+    defaults: list[_Group], others: list[_Group], boot_names: Collection[str]
+) -> Iterator[ImportRemark]:
+    """Yield remarks on the groups that do not select a single machine."""
+    for group in defaults:
+        yield remark_guessed(
+            f"group {_get_name(group)} has no selector, so it boots profile {group.get('profile')} on each machine "
+            "that no other group selects: select these machines with a BootPolicy, or write a Server for each of them"
+        )
+    if len(defaults) > 1:
+        yield remark_lost(
+            "several groups have no selector, and matchbox does not define which of them it uses: select one boot"
+        )
+    for group in others:
+        yield remark_lost(
+            f"group {_get_name(group)} was left out, because it does not select machines by MAC address, UUID or "
+            f"serial number (it boots profile {group.get('profile')} if {_format_other_selectors(group)})"
+        )
+    for group in (*defaults, *others):
+        if as_text(group.get("profile")) not in boot_names:
+            yield remark_missing(
+                f"group {_get_name(group)} boots profile {group.get('profile')}, which is not in the source: export "
+                "the profile"
+            )
 
 
 def _get_name(group: Mapping[str, Any]) -> str:
@@ -186,11 +180,11 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
             remark_kept(f"group {_get_name(group)}"),
             *(
                 remark_lost(
-                    f"group {_get_name(each)} was left out, because a provisioned server boots from its disk (the "
-                    f"group boots profile {each.get('profile')} if {_format_other_selectors(each)})"
+                    f"group {_get_name(other)} was left out, because a provisioned server boots from its disk (the "
+                    f"group boots profile {other.get('profile')} if {_format_other_selectors(other)})"
                 )
-                for each in groups
-                if each is not boot_group
+                for other in groups
+                if other is not boot_group
             ),
             *remark_if(
                 boot_group is not group,

@@ -335,7 +335,7 @@ def _explain_missing_config(subject: str, owner: Key, objects: Objects) -> Impor
 def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[ImportRemark]]:
     """Return the boot in the configurations of one owner. An owner may have one configuration of each kind."""
     for kind in _BOOT_KINDS:
-        duplicates = [str(each) for each in configs if each.kind == kind]
+        duplicates = [str(config) for config in configs if config.kind == kind]
         if len(duplicates) > 1:
             return None, [
                 remark_missing(
@@ -343,19 +343,18 @@ def _pick_config(configs: Sequence[_BootConfig]) -> tuple[str | None, list[Impor
                     "and it is not clear which one boots"
                 )
             ]
-    first = next((each for each in configs if each.boot), None)
-    return first.boot if first else None, [
-        *(
-            remark_missing(f"the boot from {each} was not imported, because it has neither a kernel nor a UKI")
-            for each in configs
-            if not each.boot
-        ),
-        *(
-            remark_lost(f"{each} is another way to boot the same system: to use it, select the profile {each.boot}")
-            for each in configs
-            if each.boot and each is not first
-        ),
+    first = next((config for config in configs if config.boot), None)
+    remarks = [
+        remark_missing(f"the boot from {config} was not imported, because it has neither a kernel nor a UKI")
+        for config in configs
+        if not config.boot
     ]
+    remarks += (
+        remark_lost(f"{config} is another way to boot the same system: to use it, select the profile {config.boot}")
+        for config in configs
+        if config.boot and config is not first
+    )
+    return first.boot if first else None, remarks
 
 
 def _list_claims_and_maintenances(name: str, spec: Object, objects: Objects) -> Iterator[ImportRemark]:
