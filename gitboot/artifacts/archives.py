@@ -8,7 +8,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from tempfile import TemporaryFile
@@ -19,6 +19,16 @@ from gitboot.artifacts.availability import CHUNK, LARGEST_ARTIFACT, ArtifactHead
 from gitboot.errors import ArtifactMissing, HostUnreachable
 from gitboot.model.scalars import split_member_url
 from gitboot.text import printable
+
+# Limits, in bytes unless the comment says otherwise
+_FREE_BYTES: Final = 256 << 20  # gitboot checks the ratio only after this many unpacked bytes
+_LARGEST_RATIO: Final = 200  # decompressed bytes per byte of the archive; kernels and initrds have a ratio below 10
+_XZ_MEMORY: Final = 128 << 20  # archives made with xz -9 need 65 MiB
+_MOST_MEMBERS: Final = 100_000  # of a tar archive
+_LARGEST_EXTENDED_HEADER: Final = 1 << 16
+_LARGEST_ZIP: Final = 4 << 30
+# limits the directory of a zip archive, because zipfile reads the whole directory at once
+_LARGEST_ZIP_READ: Final = 4 << 20
 
 
 class ArchiveFetcher:
@@ -65,9 +75,6 @@ class _ArchiveError(Exception):
     """Raised if gitboot refuses to unpack an archive. The message states why, but does not contain the URL."""
 
 
-_XZ_MEMORY: Final = 128 << 20  # in bytes; archives made with xz -9 need 65 MiB
-
-
 def read_archive_member(chunks: Iterator[bytes], archive: str, path: str) -> Generator[bytes, None, None]:
     """Yield the content of a file in an archive.
 
@@ -91,6 +98,9 @@ def read_archive_member(chunks: Iterator[bytes], archive: str, path: str) -> Gen
         raise ArtifactMissing(f"{archive} is damaged: {printable(str(error))}") from error
 
 
+# Compression
+
+
 class _Gzip:
     """Decompresses gzip data, with the same interface as lzma.LZMADecompressor."""
 
@@ -112,31 +122,32 @@ class _Gzip:
         return unpacked
 
 
-_FREE_BYTES: Final = 256 << 20  # gitboot checks the ratio only after this many unpacked bytes
-_LARGEST_RATIO: Final = 200  # decompressed bytes per byte of the archive; kernels and initrds have a ratio below 10
-
-
 def _decompress(
     chunks: Iterator[bytes], build_decompressor: Callable[[], _Gzip | lzma.LZMADecompressor]
 ) -> Iterator[bytes]:
     """Yield the decompressed bytes of one or more compressed streams. Zero bytes may separate the streams."""
     packed = unpacked = 0
-    decompressor, is_new = build_decompressor(), True
+    decompressor = build_decompressor()
+    is_between = True  # whether the next byte is before, between or after the streams
     for data in chunks:
         packed += len(data)
         while data or not decompressor.needs_input:
-            data = data.lstrip(b"\0") if is_new else data
-            if is_new and not data:
-                break
-            piece, is_new = decompressor.decompress(data, CHUNK), False
+            if is_between:
+                data = data.lstrip(b"\0")
+                if not data:
+                    break
+            is_between = False
+            piece = decompressor.decompress(data, CHUNK)
             unpacked += len(piece)
             if unpacked > _FREE_BYTES + _LARGEST_RATIO * packed:
                 raise _ArchiveError(f"the archive unpacks to more than {_LARGEST_RATIO} times its size")
             yield piece
             data = b""
             if decompressor.eof:
-                data, decompressor, is_new = decompressor.unused_data, build_decompressor(), True
-    if not is_new:
+                data = decompressor.unused_data
+                decompressor = build_decompressor()
+                is_between = True
+    if not is_between:
         raise EOFError("the archive is truncated")
 
 
@@ -144,7 +155,9 @@ class _UnpackedStream:
     """Reads the decompressed bytes of a tar archive."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces, self._piece, self._total = pieces, memoryview(b""), 0
+        self._pieces = pieces
+        self._piece = memoryview(b"")  # the rest of the current piece
+        self._total = 0  # the number of bytes in all pieces so far
 
     def read_pieces(self, size: int) -> Iterator[bytes]:
         """Yield the next ``size`` bytes. Raises EOFError if the archive has fewer bytes left."""
@@ -157,7 +170,8 @@ class _UnpackedStream:
                 self._total += len(self._piece)
                 if self._total > LARGEST_ARTIFACT:
                     raise _ArchiveError(f"the unpacked archive is larger than {LARGEST_ARTIFACT:,} bytes")
-            piece, self._piece = self._piece[:size], self._piece[size:]
+            piece = self._piece[:size]
+            self._piece = self._piece[size:]
             size -= len(piece)
             yield bytes(piece)
 
@@ -168,14 +182,19 @@ class _UnpackedStream:
         for _ in self.read_pieces(size):
             pass
 
+    def skip_blocks(self, size: int) -> None:
+        """Skip the tar blocks that contain ``size`` bytes."""
+        self.skip(size + -size % tarfile.BLOCKSIZE)
+
+
+# Tar
+
 
 _IGNORED_TYPES: Final = (tarfile.XGLTYPE, tarfile.GNUTYPE_LONGLINK)
 _FILE_TYPES: Final = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
 _TYPES_WITHOUT_CONTENT: Final = (
     *(tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE),
 )
-_MOST_MEMBERS: Final = 100_000
-_LARGEST_EXTENDED_HEADER: Final = 1 << 16
 
 
 def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
@@ -189,21 +208,13 @@ def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
         size = _parse_size(overrides["size"]) if "size" in overrides else info.size
         if min(size, info.size) < 0:
             raise tarfile.ReadError("the archive contains a file with a negative size")
-        if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):  # the header describes the next member
-            if info.size > _LARGEST_EXTENDED_HEADER:
-                raise _ArchiveError(f"an extended tar header is too large: {info.size:,} bytes")
-            content = source.read(info.size)
-            source.skip(-info.size % tarfile.BLOCKSIZE)
-            is_name = info.type == tarfile.GNUTYPE_LONGNAME
-            overrides |= {"path": content.rstrip(b"\0")} if is_name else _parse_extended_header(content)
+        if info.type in (tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME):
+            overrides |= _read_extended_header(source, info)
             continue
         if info.type in _IGNORED_TYPES:
-            source.skip(info.size + -info.size % tarfile.BLOCKSIZE)
+            source.skip_blocks(info.size)
             continue
-        if block[257:265] == tarfile.GNU_MAGIC:  # here, GNU tar may store times where POSIX has a prefix of the name
-            info.name = block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
-        name = overrides["path"].decode("utf-8", "surrogateescape") if "path" in overrides else info.name
-        if name.removeprefix("./") == path:
+        if _find_member_name(info, block, overrides).removeprefix("./") == path:
             if info.type not in _FILE_TYPES:
                 raise _ArchiveError(f"{path} in the archive is not a regular file")
             yield from source.read_pieces(size)
@@ -211,9 +222,17 @@ def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
         if info.type == tarfile.GNUTYPE_SPARSE:
             _skip_sparse_headers(source, block)
         if info.type not in _TYPES_WITHOUT_CONTENT:  # a member of an unknown type is a file (POSIX, pax)
-            source.skip(size + -size % tarfile.BLOCKSIZE)
+            source.skip_blocks(size)
         overrides = {}
     raise _ArchiveError(f"the archive has more than {_MOST_MEMBERS:,} members")
+
+
+def _find_member_name(info: tarfile.TarInfo, block: bytes, overrides: Mapping[str, bytes]) -> str:
+    if "path" in overrides:
+        return overrides["path"].decode("utf-8", "surrogateescape")
+    if block[257:265] == tarfile.GNU_MAGIC:  # here, GNU tar may store times where POSIX has a prefix of the name
+        return block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    return info.name
 
 
 def _skip_sparse_headers(source: _UnpackedStream, block: bytes) -> None:
@@ -223,9 +242,21 @@ def _skip_sparse_headers(source: _UnpackedStream, block: bytes) -> None:
         is_extended = source.read(tarfile.BLOCKSIZE)[504]
 
 
+def _read_extended_header(source: _UnpackedStream, info: tarfile.TarInfo) -> dict[str, bytes]:
+    """Return the fields of the next member that an extended header contains."""
+    if info.size > _LARGEST_EXTENDED_HEADER:
+        raise _ArchiveError(f"an extended tar header is too large: {info.size:,} bytes")
+    content = source.read(info.size)
+    source.skip(-info.size % tarfile.BLOCKSIZE)
+    if info.type == tarfile.GNUTYPE_LONGNAME:
+        return {"path": content.rstrip(b"\0")}
+    return _parse_extended_header(content)
+
+
 def _parse_extended_header(content: bytes) -> dict[str, bytes]:
     """Return the records of a pax header. Each record is ``LENGTH NAME=VALUE`` and a line feed (POSIX, pax)."""
-    records, at = {}, 0
+    records = {}
+    at = 0
     while at < len(content):
         length = _parse_size(content[at : at + 10].partition(b" ")[0])
         name, equals, value = content[at : at + length].partition(b" ")[2].partition(b"=")
@@ -240,6 +271,9 @@ def _parse_size(text: bytes) -> int:
     if not text.isdigit() or len(text) > 18:
         raise tarfile.ReadError("an extended tar header is malformed")
     return int(text)
+
+
+# Zip
 
 
 def _read_zip(chunks: Iterator[bytes], path: str) -> Iterator[bytes]:
@@ -272,9 +306,6 @@ def _read_stored_zip(file: IO[bytes], path: str) -> Iterator[bytes]:
                 yield piece
 
 
-_LARGEST_ZIP: Final = 4 << 30
-
-
 def _store_temporarily(chunks: Iterator[bytes]) -> IO[bytes]:
     """Return a temporary file with the archive. Raises `HostUnreachable` if this host cannot store the archive."""
     with ExitStack() as stack:
@@ -300,10 +331,6 @@ def _convert_storage_errors() -> Iterator[None]:
         raise HostUnreachable(
             f"the zip archive cannot be stored on this host: {error.strerror}; set TMPDIR to a folder with free space"
         ) from error
-
-
-# in bytes: limits the directory of a zip archive, because zipfile reads the whole directory at once
-_LARGEST_ZIP_READ: Final = 4 << 20
 
 
 class _BoundedFile:

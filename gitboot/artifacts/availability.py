@@ -195,13 +195,13 @@ def check_artifact(
     `Presence.UNKNOWN`.
     """
     try:
-        found = compare_head(file, fetcher.head(file.url), before)
-        if found.presence is Presence.FOUND:
-            found = results.find(file, found.head) or found
-        if read and found.presence is Presence.FOUND and file.sha256 is not None:
-            found = _read_artifact(fetcher, file, is_stopped)
-            results.store(file, found)
-        return found
+        sighting = compare_head(file, fetcher.head(file.url), before)
+        if sighting.presence is Presence.FOUND:
+            sighting = results.find(file, sighting.head) or sighting
+        if read and sighting.presence is Presence.FOUND and file.sha256 is not None:
+            sighting = _read_artifact(fetcher, file, is_stopped)
+            results.store(file, sighting)
+        return sighting
     except ArtifactMissing as error:
         return Sighting(presence=Presence.MISSING, message=str(error))
     except HostUnreachable as error:
@@ -476,7 +476,8 @@ class ThreadedArtifactWatch:
             if wanted == self._wanted and base_urls == self._bases:
                 return
             if base_urls != self._bases:
-                self._bases, (self._fetcher, self._should_read) = base_urls, self._build_fetcher(base_urls)
+                self._bases = base_urls
+                self._fetcher, self._should_read = self._build_fetcher(base_urls)
             new = wanted - self._wanted
             self._queue = [each for each in self._queue if each[3] in wanted]
             self._queue += [(0.0, file.url, next(self._numbers), file) for file in new]
@@ -493,7 +494,8 @@ class ThreadedArtifactWatch:
     def get_sightings(self) -> Mapping[BootFile, Sighting]:
         with self._changed:
             if self._results_changed:
-                self._sightings, self._results_changed = dict(self._current), False
+                self._sightings = dict(self._current)
+                self._results_changed = False
             return self._sightings
 
     def wait(self) -> None:
@@ -515,17 +517,16 @@ class ThreadedArtifactWatch:
         while (file := self._wait_for_file()) is not None:
             before = self._current.get(file) or self._previous.get(file)
             try:
-                should_read = self._should_read(file.url)
-                found = check_artifact(
+                sighting = check_artifact(
                     self._fetcher,
                     file,
                     before,
-                    read=should_read,
+                    read=self._should_read(file.url),
                     results=self._results,
                     is_stopped=lambda: self._closed,
                 )
                 if file.proof is not None:
-                    found = self._add_signer(file, found, before)
+                    sighting = self._add_signer(file, sighting, before)
             # an unexpected error counts as a failed check, so that the thread continues and repeats the check later
             except BaseException as error:
                 failed = Sighting(
@@ -535,21 +536,21 @@ class ThreadedArtifactWatch:
                 )
                 self._store_sighting(file, keep_known_state(file, failed, before))
                 raise
-            if self._store_sighting(file, keep_known_state(file, found, before)):
+            if self._store_sighting(file, keep_known_state(file, sighting, before)):
                 self._wake()
 
-    def _add_signer(self, file: BootFile, found: Sighting, before: Sighting | None) -> Sighting:
+    def _add_signer(self, file: BootFile, sighting: Sighting, before: Sighting | None) -> Sighting:
         """Add the signer of the file to the result of a check.
 
         A file that gitboot has verified remains verified if the server stops responding.
         """
         known = before.signer if before is not None else None
-        if found.presence in (Presence.MISSING, Presence.WRONG):
-            return structs.replace(found, signer=known)
+        if sighting.presence in (Presence.MISSING, Presence.WRONG):
+            return structs.replace(sighting, signer=known)
         try:
-            return structs.replace(found, signer=self._verify(file, known, self._bases))
+            return structs.replace(sighting, signer=self._verify(file, known, self._bases))
         except UnverifiedFile as error:
-            return structs.replace(found, presence=Presence.UNSIGNED, message=str(error))
+            return structs.replace(sighting, presence=Presence.UNSIGNED, message=str(error))
 
     def _wait_for_file(self) -> BootFile | None:
         """Wait until an artifact is due, and return it. Return None after `close`."""

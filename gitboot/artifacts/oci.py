@@ -57,16 +57,16 @@ class OciReference(Struct, frozen=True, kw_only=True):
 
         Raises `UsageError` if the text is malformed, or contains neither a tag nor a digest.
         """
-        found = OCI.fullmatch(text)
-        if found is None or (found["tag"] is None and found["digest"] is None):
+        match = OCI.fullmatch(text)
+        if match is None or (match["tag"] is None and match["digest"] is None):
             raise UsageError(
                 f"{text!r} is not an image in a registry: expected oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:…"
             )
         return cls(
-            host=found["host"],
-            repository=found["repository"],
-            tag=found["tag"],
-            digest=Digest(found["digest"]) if found["digest"] is not None else None,
+            host=match["host"],
+            repository=match["repository"],
+            tag=match["tag"],
+            digest=Digest(match["digest"]) if match["digest"] is not None else None,
         )
 
     def at(self, digest: Digest) -> OciReference:
@@ -102,15 +102,15 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
 
         Raises `UsageError` if the text is malformed, or if the pattern would allow any registry.
         """
-        found = re.fullmatch(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?", text)
-        if found is None or "@" in found["host"]:
+        match = re.fullmatch(r"(?P<scheme>https?://)?(?P<host>[^/\s]+)(?:/(?P<repository>\S+))?", text)
+        if match is None or "@" in match["host"]:
             raise UsageError(f"{text!r} is not a registry: expected HOST or HOST/REPOSITORY (* matches any text)")
-        if set(found["host"]) <= set("*?."):
+        if set(match["host"]) <= set("*?."):
             raise UsageError(f"{text!r} would allow any registry: specify the host or its domain")
         return cls(
-            scheme=(found["scheme"] or "https://").removesuffix("://"),
-            host=found["host"].lower(),
-            repository=found["repository"] or "*",
+            scheme=(match["scheme"] or "https://").removesuffix("://"),
+            host=match["host"].lower(),
+            repository=match["repository"] or "*",
         )
 
     def allows(self, reference: OciReference) -> bool:
@@ -174,7 +174,8 @@ class RegistryCredentials(Struct, frozen=True):
 
     def _read(self) -> _AuthFile:
         with convert_os_errors(self.file, "read"), self.file.open("rb") as file:
-            mode, content = os.fstat(file.fileno()).st_mode, file.read()
+            mode = os.fstat(file.fileno()).st_mode
+            content = file.read()
         if mode & stat.S_IRWXO:
             raise UsageError(
                 f"{self.file} contains passwords, but all users can read it: run `chmod 600 {quote_words(self.file)}`"

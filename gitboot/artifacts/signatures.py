@@ -154,15 +154,16 @@ class VendorKeys:
         faults: list[UntrustedSignature] = []
         for packet in packets:
             try:
-                found = verify(self._keyring, packet)
+                signer = verify(self._keyring, packet)
             except UntrustedSignature as error:
                 faults.append(error)
             else:
-                if only is None or found.key in only:
-                    return ImageSigner(found.key, printable(found.person))
-                faults.append(UnlistedKey(f"signed by the key {found.key}, which is not allowed"))
-        faults = faults or [UntrustedSignature("not signed: the OpenPGP signature is empty")]
-        raise next((each for each in faults if not isinstance(each, UnlistedKey)), faults[0])
+                if only is None or signer.key in only:
+                    return ImageSigner(signer.key, printable(signer.person))
+                faults.append(UnlistedKey(f"signed by the key {signer.key}, which is not allowed"))
+        if not faults:
+            raise UntrustedSignature("not signed: the OpenPGP signature is empty")
+        raise next((fault for fault in faults if not isinstance(fault, UnlistedKey)), faults[0])
 
     def _find_minisign_signer(self, signature: bytes, file: Path, only: Collection[str] | None) -> ImageSigner:
         with TemporaryDirectory(dir=self.scratch) as folder:
@@ -284,7 +285,8 @@ def _split_clear_signed(content: bytes) -> tuple[bytes, bytes]:
 
 def _format_armour(packet: bytes) -> bytes:
     """Return an OpenPGP signature packet as ASCII armour with a checksum (RFC 4880, section 6)."""
-    encoded, checksum = b64encode(packet), 0xB704CE
+    encoded = b64encode(packet)
+    checksum = 0xB704CE
     for byte in packet:
         checksum ^= byte << 16
         for _ in range(8):
@@ -462,10 +464,11 @@ class SignatureCheck:
         content = self._read_limited(url, _LARGEST_LIST)
         if signature is None:
             return self._keys.read_clear_signed(content, only=self._only)
-        kind, at = _find_signature(signature)
-        detached = self._read_limited(at, _LARGEST_SIGNATURE)
-        file, digest = self._folder / "list", Digest(sha256(content).hexdigest())
+        kind, signature_url = _find_signature(signature)
+        detached = self._read_limited(signature_url, _LARGEST_SIGNATURE)
+        file = self._folder / "list"
         file.write_bytes(content)
+        digest = Digest(sha256(content).hexdigest())
         return content, self._keys.find_signer(kind, detached, file, digest, only=self._only)
 
     def _read_limited(self, url: str, max_bytes: int) -> bytes:
@@ -486,7 +489,8 @@ class SignatureCheck:
         max_bytes = LARGEST_ARTIFACT if member is not None else artifact.size or LARGEST_ARTIFACT
         if self._copy is None or self._copy.url != url:
             self._drop_copy()
-            digest_256, digest_512, path = sha256(), sha512(), self._folder / "file"
+            path = self._folder / "file"
+            digest_256, digest_512 = sha256(), sha512()
             with path.open("wb") as written:
                 for chunk in self._read_chunks(url):
                     digest_256.update(chunk)
@@ -529,7 +533,9 @@ class _DownloadedCopy(NamedTuple):
 
 
 def _find_signature(signature: Signature) -> tuple[SignatureKind, str]:
-    return next((kind, url) for kind in SignatureKind if (url := getattr(signature, kind)) is not None)
+    """Return the kind and the URL of a detached signature."""
+    urls = ((kind, getattr(signature, kind)) for kind in SignatureKind)
+    return next((kind, url) for kind, url in urls if url is not None)
 
 
 # Boot files
@@ -632,8 +638,9 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
     - Flatcar's .DIGESTS files, in which a line such as ``# SHA512 HASH`` begins each section.
     """
     if content.lstrip().startswith(b"{"):
-        listed = (ListedFile(found[1], found[2], "") for found in _IN_JSON.finditer(content.decode(errors="replace")))
-        return tuple(each for each in listed if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
+        matches = _IN_JSON.finditer(content.decode(errors="replace"))
+        listed = (ListedFile(match[1], match[2], "") for match in matches)
+        return tuple(file for file in listed if _ALGORITHMS.get(len(file.digest)) == file.algorithm)
     files: list[ListedFile] = []
     section = field = ""  # of the current line
     for line in content.decode(errors="replace").splitlines():
@@ -647,4 +654,4 @@ def read_checksum_list(content: bytes) -> tuple[ListedFile, ...]:
             files.append(ListedFile(section or _ALGORITHMS.get(len(plain[1]), ""), plain[1].lower(), plain[2] or ""))
         elif released := _RELEASED.fullmatch(line):
             files.append(ListedFile(field, released[1].lower(), released[3], int(released[2])))
-    return tuple(each for each in files if _ALGORITHMS.get(len(each.digest)) == each.algorithm)
+    return tuple(file for file in files if _ALGORITHMS.get(len(file.digest)) == file.algorithm)
