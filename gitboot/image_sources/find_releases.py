@@ -75,7 +75,8 @@ def read_document(fetcher: Fetcher, url: str, max_bytes: int) -> bytes:
     Raises `SourceUnavailable` if the server does not respond, `ArtifactMissing` if it responds with 404, and
     `MalformedIndex` if the content is too large.
     """
-    content, ends_s = bytearray(), time.monotonic() + _LONGEST_READ_S
+    content = bytearray()
+    ends_s = time.monotonic() + _LONGEST_READ_S
     try:
         with fetcher.read(url) as answer:
             for chunk in answer.chunks:
@@ -232,8 +233,10 @@ class SourceReader:
         found, digest_url = self._find_file(file, values, index_url, indexed)
         if (template := self._spec.checksums) is not None:
             list_url = self._fill_url(template.url, values)
-            if (listed := find_listed_digest(self._read_digest_list(template, list_url), found.url)) is not None:
-                found, digest_url = self._add_digests(found, listed, list_url), list_url
+            listed = find_listed_digest(self._read_digest_list(template, list_url), found.url)
+            if listed is not None:
+                found = self._add_digests(found, listed, list_url)
+                digest_url = list_url
         member = f"#{fill_template(file.member, values)}" if file.member is not None else ""
         url = self._check_url(f"{found.url}{member}")
         signature = self._find_signature(file, found)

@@ -26,7 +26,7 @@ from gitboot.errors import (
 )
 from gitboot.fleet.documents import read_resource, render_document
 from gitboot.fleet.yaml import parse
-from gitboot.image_sources.index_formats import FileRole, ImageSettings, ReleaseFile, ReleaseFiles
+from gitboot.image_sources.index_formats import FileRole, ImageSettings, Release, ReleaseFile, ReleaseFiles
 from gitboot.jsonio import Digest
 from gitboot.model.boot_image import BootImage, DigestOrigin, Provenance
 from gitboot.model.fields import InvalidDocument, to_yaml_value
@@ -112,12 +112,7 @@ def build_image(
     - `AssetError` if gitboot cannot store a download.
     """
     release = release_files.release
-    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}", release.version):
-        raise MalformedIndex(
-            release.index_url,
-            f"the version {quote_value(release.version)} contains characters that gitboot does not accept",
-            "a version may contain only letters, digits, and the characters . _ + ~ : -",
-        )
+    _check_version(release)
     for file in release_files.files:
         _check_url(release_files, file)
     for file in release_files.files:
@@ -144,6 +139,15 @@ def build_image(
             for at, file, facts in draft.list_files()
         ),
     )
+
+
+def _check_version(release: Release) -> None:
+    if not re.fullmatch("[A-Za-z0-9][A-Za-z0-9._+~:-]{0,99}", release.version):
+        raise MalformedIndex(
+            release.index_url,
+            f"the version {quote_value(release.version)} contains characters that gitboot does not accept",
+            "a version may contain only letters, digits, and the characters . _ + ~ : -",
+        )
 
 
 # Downloads
