@@ -348,7 +348,14 @@ def _render_boot(name: str, boot: ImportedBoot, extra_data: ExtraData) -> tuple[
         ),
     )
     item = ImportedDocument(kind="BootProfile", name=name, pending=pending, remarks=_sort_remarks(remarks))
-    data = boot.data
+    return item, _render_boot_files(item, boot, artifacts, () if uki else arguments)
+
+
+def _render_boot_files(
+    item: ImportedDocument, boot: ImportedBoot, artifacts: Mapping[str, Any], arguments: Sequence[str]
+) -> dict[str, str]:
+    """Return the image, the profile, the policy and the user data of a boot, by path."""
+    name, data = item.name, boot.data
     template = f"userdata/{name}.j2"
     image = {
         "version": _guess_version(boot),
@@ -356,29 +363,32 @@ def _render_boot(name: str, boot: ImportedBoot, extra_data: ExtraData) -> tuple[
         "writesDisk": True,
         "architectures": {str(boot.architecture or Architecture.X86_64): artifacts},
     }
+    is_uki = boot.kernel is None
     profile = {
         "image": name,
-        "method": "UefiHttp" if uki else "Pxe",
-        "httpBoot": "uki" if uki else None,
-        "kernelArguments": list(arguments) if not uki else [],
+        "method": "UefiHttp" if is_uki else "Pxe",
+        "httpBoot": "uki" if is_uki else None,
+        "kernelArguments": list(arguments),
         "userData": {"format": data.format, "template": template} if data else None,
     }
-    files = {
-        _build_path(folder, name, pending): _render_document(structs.replace(item, kind=kind), comment, spec, {})
-        for folder, kind, comment, spec in (
-            ("images", "BootImage", "The digests belong to the files that the old system serves.", image),
-            ("profiles", "BootProfile", "This profile defines how a machine boots the image.", profile),
-            (
-                "policies",
-                "BootPolicy",
-                "Servers name this policy in their `policy` field. The policy itself does not select servers.",
-                {"select": "None", "profile": name, "networkBoot": "Once"},
-            ),
-        )
-    }
+    policy = {"select": "None", "profile": name, "networkBoot": "Once"}
+    documents = (
+        ("images", "BootImage", "The digests belong to the files that the old system serves.", image),
+        ("profiles", "BootProfile", "This profile defines how a machine boots the image.", profile),
+        (
+            "policies",
+            "BootPolicy",
+            "Servers name this policy in their `policy` field. The policy itself does not select servers.",
+            policy,
+        ),
+    )
+    files = {}
+    for folder, kind, comment, spec in documents:
+        document = structs.replace(item, kind=kind)
+        files[_build_path(folder, name, item.pending)] = _render_document(document, comment, spec, {})
     if data is not None:
-        files[f"{PENDING}/{template}" if pending else template] = escape_template(data.text)
-    return item, files
+        files[f"{PENDING}/{template}" if item.pending else template] = escape_template(data.text)
+    return files
 
 
 def _render_artifacts(boot: ImportedBoot, extra_data: ExtraData) -> tuple[dict[str, Any], list[ImportRemark]]:

@@ -441,13 +441,11 @@ def translate_arguments(arguments: Iterable[str]) -> tuple[tuple[str, ...], tupl
     safe_arguments, remarks = remove_secrets(arguments)
     templates = []
     for argument in safe_arguments:
-        if (template := translate_ipxe_argument(argument)) is None:
-            remarks += (
-                remark_lost(
-                    f"the kernel argument {argument.partition('=')[0]} was left out, because it uses an iPXE "
-                    f"variable: {argument}"
-                ),
-            )
+        template = translate_ipxe_argument(argument)
+        if template is None:
+            name = argument.partition("=")[0]
+            remark = f"the kernel argument {name} was left out, because it uses an iPXE variable: {argument}"
+            remarks += (remark_lost(remark),)
         elif template.strip() and not argument.startswith("initrd="):  # gitboot adds ``initrd=`` itself
             templates.append(template)
     return tuple(templates), remarks
@@ -478,27 +476,25 @@ def parse_bmc(
     parts = split_url_or_none(f"{match[1] or match[2] or 'https'}://{match[3]}")
     if parts is None:
         return None, (remark_lost("the BMC was left out, because its address is malformed: add the BMC by hand"),)
+    remarks = []
+    if "@" in parts.netloc:
+        remarks.append(
+            remark_lost(
+                "the user name and the password in the BMC's address were left out: store them in the credentials "
+                "directory"
+            )
+        )
+    if credentials is None:
+        remarks.append(
+            remark_guessed("the source does not name the BMC's credentials, so the import wrote `bmc.credentials: bmc`")
+        )
     bmc = ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         credentials=build_document_name(credentials or "bmc"),
         system=system or (parts.path if parts.path.startswith("/redfish/") else None),
         verify=verify,
     )
-    return bmc, (
-        *remark_if(
-            "@" in parts.netloc,
-            remark_lost(
-                "the user name and the password in the BMC's address were left out: store them in the credentials "
-                "directory"
-            ),
-        ),
-        *remark_if(
-            credentials is None,
-            remark_guessed(
-                "the source does not name the BMC's credentials, so the import wrote `bmc.credentials: bmc`"
-            ),
-        ),
-    )
+    return bmc, tuple(remarks)
 
 
 # Data that a person adds

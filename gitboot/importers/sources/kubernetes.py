@@ -108,8 +108,9 @@ def remark_other_kinds(objects: Objects, read_kinds: Collection[str]) -> Iterato
     )
     for kind in sorted(objects.by_kind.keys() - {*read_kinds, "Secret"}):
         names = sorted(key[1] for key in objects.get_kind(kind))
-        shown = [*names[:_MAX_NAMES], "…"] if len(names) > _MAX_NAMES else names
-        yield remark_lost(f"the import does not read objects of kind {kind}: {', '.join(shown)}")
+        if len(names) > _MAX_NAMES:
+            names[_MAX_NAMES:] = ["…"]
+        yield remark_lost(f"the import does not read objects of kind {kind}: {', '.join(names)}")
 
 
 def read_inventory(files: Texts) -> ImportedInventory:
