@@ -28,7 +28,7 @@ from gitboot.git.signatures import SignatureChecker
 from gitboot.model.scalars import SystemUuid
 from gitboot.problems import Code, Problem, Severity, find_next_change
 from gitboot.resolve.server_decision import require_no_errors
-from gitboot.review.acknowledgements import IgnoredLine, has_ack_line
+from gitboot.review.acknowledgements import AckRules, IgnoredLine, has_ack_line
 from gitboot.review.commit_path import CommitPath, PathCommit, PathStep, find_commit_path, find_first_provisions
 from gitboot.review.guards import Acknowledgements, Guard, InstanceFacts, Limits, Verdict, judge
 from gitboot.review.reinstalls import (
@@ -297,8 +297,7 @@ class CommitJudge:
             walk.path_commits,
             judge_step,
             approvals,
-            self._reinstalls_need,
-            snapshot.used_acknowledgements | used_ack_ids,
+            AckRules(reinstalls_need=self._reinstalls_need, used_ids=snapshot.used_acknowledgements | used_ack_ids),
             update_lost,
         )
         by_fetches = {pair for pair, machines in already_installed.items() if machines and not reads_records}

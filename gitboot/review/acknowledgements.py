@@ -79,16 +79,25 @@ class IgnoredLine(Struct, frozen=True, kw_only=True):
     why: str
 
 
+class AckRules(Struct, frozen=True, kw_only=True):
+    """The rules for acknowledgements of reinstallations, and the lines that these rules used up."""
+
+    reinstalls_need: ReinstallsNeed | None = None  # the only way to acknowledge reinstallations; None: any way
+    # A line that is valid because of a signature counts only once. This collection contains the signed content of the
+    # commits that led to an accepted commit, and the `AckLine.id` of each line that was already used.
+    used_ids: Container[str] = frozenset()
+
+
+ANY_LINE: Final = AckRules()
+
+
 def find_acknowledgements(
-    messages: Iterable[Message],
-    digest: Digest,
-    reinstalls_need: ReinstallsNeed | None = None,
-    used_ack_ids: Container[str] = frozenset(),
+    messages: Iterable[Message], digest: Digest, rules: AckRules = ANY_LINE
 ) -> tuple[Acknowledgements, tuple[IgnoredLine, ...]]:
     """Return the acknowledgements that contain this digest, and the acknowledgement lines that gitboot ignores."""
     acknowledgements: dict[tuple[str, str], str] = {}
     ignored = []
-    for line in parse_ack_lines(messages, reinstalls_need, used_ack_ids):
+    for line in parse_ack_lines(messages, rules):
         match line:
             case AckLine() if line.digest == digest:
                 acknowledgements.setdefault((line.digest, line.guard), line.by)
@@ -103,19 +112,12 @@ _LINE: Final = re.compile(r"^[ \t]*gitboot-ack\b.*$", re.IGNORECASE | re.MULTILI
 _WORDS: Final = re.compile(r"\s*Gitboot-Ack:[ \t]+(\S+)((?:[ \t]+\S+)+)[ \t\r]*")
 
 
-def parse_ack_lines(
-    messages: Iterable[Message],
-    reinstalls_need: ReinstallsNeed | None = None,
-    used_ack_ids: Container[str] = frozenset(),
-) -> Iterator[AckLine | IgnoredLine]:
+def parse_ack_lines(messages: Iterable[Message], rules: AckRules = ANY_LINE) -> Iterator[AckLine | IgnoredLine]:
     """Yield the acknowledgements in commit messages, one for each guard in a line.
 
     An acknowledgement line may be anywhere in a message, and may be indented, for example after a squash. gitboot
-    ignores malformed lines, lines with an unknown word, and acknowledgements of reinstallations that do not meet
-    ``reinstalls_need``.
-
-    A line that is valid because of a signature counts only once. Therefore ``used_ack_ids`` contains the signed
-    content of the commits that led to an accepted commit, and the `AckLine.id` of each line that was already used.
+    ignores malformed lines, lines with an unknown word, and acknowledgements of reinstallations that the rules do not
+    permit.
     """
     for message in messages:
         for line in _LINE.findall(message.text):
@@ -125,7 +127,7 @@ def parse_ack_lines(
                 continue
             _, digest, *guards = line.split()
             for guard in dict.fromkeys(guards):
-                needs_signature = guard == Guard.MAX_REINSTALLS and reinstalls_need is ReinstallsNeed.SIGNED
+                needs_signature = guard == Guard.MAX_REINSTALLS and rules.reinstalls_need is ReinstallsNeed.SIGNED
                 ack = AckLine(
                     commit=message.commit,
                     text=text,
@@ -134,7 +136,7 @@ def parse_ack_lines(
                     by=message.by,
                     content=message.content if needs_signature else "",
                 )
-                why = _find_guard_fault(ack, message, reinstalls_need, used_ack_ids)
+                why = _find_guard_fault(ack, message, rules)
                 yield ack if why is None else IgnoredLine(commit=message.commit, line=text, why=why)
 
 
@@ -152,21 +154,19 @@ def _find_line_fault(line: str) -> str | None:
     return None
 
 
-def _find_guard_fault(
-    line: AckLine, message: Message, reinstalls_need: ReinstallsNeed | None, used_ack_ids: Container[str]
-) -> str | None:
+def _find_guard_fault(line: AckLine, message: Message, rules: AckRules) -> str | None:
     """Return why gitboot ignores a line for one of its guards, or None."""
     if line.guard in ONLY_APPROVED:
         return f"only gitboot approve can acknowledge {line.guard}, not a line in a commit message"
-    if line.guard != Guard.MAX_REINSTALLS or reinstalls_need is None:
+    if line.guard != Guard.MAX_REINSTALLS or rules.reinstalls_need is None:
         return None
-    if reinstalls_need is ReinstallsNeed.APPROVE:
+    if rules.reinstalls_need is ReinstallsNeed.APPROVE:
         return "only gitboot approve can acknowledge reinstallations (--reinstalls-need approve)"
     if message.signer is None:
         return "reinstallations need a commit that is signed with a listed key (--reinstalls-need signed)"
     if message.signer.is_forge:
         return "a forge signed the commit, but a person must sign it (--reinstalls-need signed)"
-    if line.content and (line.content in used_ack_ids or line.id in used_ack_ids):
+    if line.content and (line.content in rules.used_ids or line.id in rules.used_ids):
         return AckLine.USED
     return None
 

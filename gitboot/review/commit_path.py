@@ -10,8 +10,8 @@ from typing import Final, NamedTuple, TypeVar
 
 from msgspec import Struct, structs
 
-from gitboot.fleet.revision import Message, ReinstallsNeed
-from gitboot.review.acknowledgements import AckLine, IgnoredLine, format_ack_lines, parse_ack_lines
+from gitboot.fleet.revision import Message
+from gitboot.review.acknowledgements import ANY_LINE, AckLine, AckRules, IgnoredLine, format_ack_lines, parse_ack_lines
 from gitboot.review.decision_changes import ReviewedRevision, compare_decisions
 from gitboot.review.guards import NO_ACKNOWLEDGEMENTS, Acknowledgements, Limits, Verdict, judge
 
@@ -65,8 +65,7 @@ def find_commit_path(
     commits: Sequence[PathCommit],
     judge_step: JudgeStep,
     approvals: Acknowledgements = NO_ACKNOWLEDGEMENTS,
-    reinstalls_need: ReinstallsNeed | None = None,
-    used_ack_ids: Container[str] = frozenset(),
+    rules: AckRules = ANY_LINE,
     on_step: StepCallback = _ignore_step,
 ) -> CommitPath:
     """Judge the first-parent commits after the accepted commit, in order. The last commit must be valid.
@@ -80,8 +79,6 @@ def find_commit_path(
     step. Therefore waiting never changes the steps of the path.
 
     - ``approvals`` are acknowledgements that do not come from commit messages.
-    - ``reinstalls_need`` specifies how reinstallations must be acknowledged.
-    - ``used_ack_ids`` contains the signed lines that acknowledged earlier commits.
     - gitboot calls ``on_step`` for each position when a step to this position can be accepted.
     """
     if len(commits) > MAX_STEPS:
@@ -89,7 +86,7 @@ def find_commit_path(
             *(structs.replace(commit, valid=False, messages=()) for commit in commits[:-1]),
             structs.replace(commits[-1], messages=tuple(message for commit in commits for message in commit.messages)),
         )
-    search = _PathSearch(commits, judge_step, approvals, reinstalls_need, used_ack_ids, on_step)
+    search = _PathSearch(commits, judge_step, approvals, rules, on_step)
     for new, commit in enumerate(commits, 1):
         if commit.valid and not search.waits:
             search.try_position(new)
@@ -127,8 +124,7 @@ class _PathSearch:
     commits: Sequence[PathCommit]
     judge_step: JudgeStep
     approvals: Acknowledgements
-    reinstalls_need: InitVar[ReinstallsNeed | None]
-    used_ack_ids: InitVar[Container[str]]
+    rules: InitVar[AckRules]
     on_step: StepCallback
     paths: dict[int, _PartialPath] = field(default_factory=lambda: {0: _PartialPath()})
     # lines with the digest of a step that ends at the line's commit or before it
@@ -138,14 +134,14 @@ class _PathSearch:
     lines: tuple[_AckPosition, ...] = field(init=False)
     malformed_lines: tuple[IgnoredLine, ...] = field(init=False)
 
-    def __post_init__(self, reinstalls_need: ReinstallsNeed | None, used_ack_ids: Container[str]) -> None:
+    def __post_init__(self, rules: AckRules) -> None:
         positions = tuple(enumerate(self.commits, 1))
         first_positions = {  # by signed content
             message.content: position for position, commit in reversed(positions) for message in commit.messages
         }
         lines, malformed_lines = list[_AckPosition](), list[IgnoredLine]()
         for position, commit in positions:
-            for line in parse_ack_lines(commit.messages, reinstalls_need, used_ack_ids):
+            for line in parse_ack_lines(commit.messages, rules):
                 if isinstance(line, IgnoredLine):
                     malformed_lines.append(line)
                 else:
@@ -275,8 +271,7 @@ def judge_by_steps(
     head: ReviewedRevision,
     commits: Sequence[ReviewedCommit],
     limits: Limits,
-    reinstalls_need: ReinstallsNeed | None,
-    used_ack_ids: Container[str],
+    rules: AckRules,
 ) -> tuple[Verdict, tuple[HeldStep, ...], tuple[IgnoredLine, ...]]:
     """Judge several commits one by one, in the same way as an instance.
 
@@ -300,7 +295,7 @@ def judge_by_steps(
         PathCommit(revision=each.revision, valid=get_revision(at).decisions is not None, messages=each.messages)
         for at, each in enumerate(commits, 1)
     ]
-    path = find_commit_path(path_commits, judge_step, reinstalls_need=reinstalls_need, used_ack_ids=used_ack_ids)
+    path = find_commit_path(path_commits, judge_step, rules=rules)
     if path.held_step is None:
         # all of the commits are acknowledged
         trips = tuple(trip for step in path.accepted_steps for trip in step.verdict.trips)
@@ -309,7 +304,7 @@ def judge_by_steps(
     # later commits.
     held_verdict = verdict if verdict.held else path.held_step.verdict
     steps = (
-        HeldStep(commit=commits[step.new - 1].revision, lines=format_ack_lines(step.verdict, reinstalls_need))
+        HeldStep(commit=commits[step.new - 1].revision, lines=format_ack_lines(step.verdict, rules.reinstalls_need))
         for step in path.unacknowledged_steps
     )
     return held_verdict, tuple(steps), path.ignored_lines

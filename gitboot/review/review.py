@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -12,6 +12,8 @@ from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Message, ReinstallsNeed, Signer
 from gitboot.problems import Problem, Severity
 from gitboot.review.acknowledgements import (
+    ANY_LINE,
+    AckRules,
     IgnoredLine,
     find_acknowledgements,
     format_ack_lines,
@@ -278,8 +280,7 @@ def review_commits(
     messages: Iterable[Message],
     commits: Sequence[ReviewedCommit] = (),
     command: str,
-    reinstalls_need: ReinstallsNeed | None = None,
-    used_ack_ids: Container[str] = frozenset(),
+    ack_rules: AckRules = ANY_LINE,
     known_changes: Changes | None = None,
     writer: Callable[[str, int], str | None] | None = None,
     signature_results: SignatureResults | None = None,
@@ -289,7 +290,6 @@ def review_commits(
     The guards of both Fleets apply, so a commit cannot relax the guards.
 
     - ``known_changes`` contains the changes if the caller has already computed them.
-    - ``used_ack_ids`` contains the digest of the signed content of each commit before BASE that has acknowledgements.
     - ``writer`` takes a path and a line number (counted from 1) in the new commit. It returns the commit and the author
       of the line, or None if the line is not committed.
     - ``signature_results`` contains the results of `gitboot artifacts signatures` if the caller has them.
@@ -297,11 +297,11 @@ def review_commits(
     if head.decisions is None or head.repository is None:
         return Review(base=base, head=head, command=command)
     changes = known_changes or compare_decisions(base.decisions, head.decisions, base.repository, head.repository)
-    acknowledgements, ignored = find_acknowledgements(messages, changes.digest, reinstalls_need, used_ack_ids)
+    acknowledgements, ignored = find_acknowledgements(messages, changes.digest, ack_rules)
     verdict = judge(changes.extent, tighten_limits(limits, base, head), acknowledgements)
     steps: tuple[HeldStep, ...] = ()
     if len(commits) > 1:
-        verdict, steps, ignored = judge_by_steps(verdict, base, head, commits, limits, reinstalls_need, used_ack_ids)
+        verdict, steps, ignored = judge_by_steps(verdict, base, head, commits, limits, ack_rules)
     new = head.decisions, head.repository
     old = (base.decisions, base.repository) if base.decisions and base.repository else None
     causes = CauseFinder(changes, base.repository, head.repository)
@@ -318,7 +318,7 @@ def review_commits(
         shared=_build_shared_change(changes, old, new, causes) if old is not None else None,
         claims=tuple(_find_image_claims(changes, head.repository, writer)),
         provenance=compare_provenance(changes, base.repository, head.repository, signature_results or {}),
-        reinstalls_need=reinstalls_need,
+        reinstalls_need=ack_rules.reinstalls_need,
     )
 
 

@@ -11,7 +11,7 @@ from gitboot.jsonio import Digest
 from gitboot.model.fields import read
 from gitboot.model.fleet import Guards
 from gitboot.resolve.fleet_decisions import decide
-from gitboot.review.acknowledgements import find_acknowledgements, format_ack_line
+from gitboot.review.acknowledgements import AckRules, find_acknowledgements, format_ack_line
 from gitboot.review.decision_changes import compare_decisions
 from gitboot.review.guards import ONLY_APPROVED, Acknowledgements, Guard, InstanceFacts, Limits, judge
 from tests.helpers.cases import MAX_GROWTH, for_each, measure_growth
@@ -243,7 +243,9 @@ def test_finding_r10_one_line_acknowledges_several_guards() -> None:
 
 def test_finding_r10_a_guard_that_a_line_cannot_acknowledge_leaves_the_others() -> None:
     line = f"Gitboot-Ack: {DIGEST} maxReinstalls maxBmcChanges maxDeletes"
-    given, unheeded = find_acknowledgements([Message("c1", line)], DIGEST, ReinstallsNeed.SIGNED)
+    given, unheeded = find_acknowledgements(
+        [Message("c1", line)], DIGEST, AckRules(reinstalls_need=ReinstallsNeed.SIGNED)
+    )
     assert list(given) == [(DIGEST, "maxDeletes")]
     assert [each.why.partition(" (")[0] for each in unheeded] == [
         "reinstallations need a commit that is signed with a listed key",

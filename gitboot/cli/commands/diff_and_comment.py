@@ -37,6 +37,7 @@ from gitboot.errors import ForgeRefused, UsageError
 from gitboot.files import convert_os_errors
 from gitboot.fleet.revision import Verify
 from gitboot.jsonio import format_instant
+from gitboot.review.acknowledgements import AckRules
 from gitboot.review.change_groups import ChangeCause, Group
 from gitboot.review.formats import phrases
 from gitboot.review.formats.markdown import (
@@ -151,8 +152,7 @@ def command(
         command=quote_words(
             "gitboot", "diff", *([range] if range or path_arguments else []), *path_arguments, *options
         ),
-        reinstalls_need=trust.reinstalls_need,
-        used_ack_ids=found.base_acknowledgements,
+        ack_rules=AckRules(reinstalls_need=trust.reinstalls_need, used_ids=found.base_acknowledgements),
         known_changes=found.changes() if found.changes is not None else None,
         writer=found.writer,
         signature_results=signature_results,
