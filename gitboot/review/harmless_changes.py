@@ -237,6 +237,7 @@ _OVERRIDES: Final = (OverrideMode.NONE, OverrideMode.ONCE, OverrideMode.CONTINUO
 
 
 def _is_narrower_demand(demand: Demand, other: Demand) -> bool:
+    """Return whether a demand offers the boot of another demand, or the disk, and only if the other demand does so."""
     if demand.disk not in (other.disk, DiskBoot.FIRMWARE_ORDER) or demand.power not in (other.power, "None"):
         return False
     same_preconditions = demand.preconditions == other.preconditions
