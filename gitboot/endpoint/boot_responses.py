@@ -332,7 +332,7 @@ class BootResponses:
             return None
         try:
             found = self._tree.read(path, MAX_CACHED_BYTES)
-        except OSError:  # `ServedFiles` reads the file from the disk later, and reports the error
+        except OSError:  # `StaticFolder` reads the file from the disk later, and reports the error
             return None
         if found is None:
             return None
