@@ -142,7 +142,7 @@ class UnrecordedClearings:
                 self._path.unlink(missing_ok=True)
                 return
             found = [
-                {"uuid": uuid, "record": server_tables.override_to_row(record)}
+                {"uuid": uuid, "record": server_tables.format_override(record)}
                 for uuid, record, _ in self._notes.values()
             ]
             clock = {"clock": format_instant(self.latest_clock)} if self.latest_clock is not None else {}
@@ -161,7 +161,7 @@ class UnrecordedClearings:
             notes = [
                 UnrecordedClearing(
                     SystemUuid(each["uuid"]),
-                    server_tables.override_from_row(each["record"]),
+                    server_tables.parse_override(each["record"]),
                     is_from_earlier_process=True,
                 )
                 for each in found["withdrawals"]

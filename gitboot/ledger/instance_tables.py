@@ -14,7 +14,7 @@ from msgspec import Struct, field, to_builtins
 from gitboot.artifacts.availability import FileSigner, Presence, Sighting
 from gitboot.errors import FleetOrders
 from gitboot.jsonio import Digest, convert, format_instant, to_json_value
-from gitboot.ledger.server_tables import parse, parse_object, parse_time, parse_time_or_none, to_json
+from gitboot.ledger.server_tables import parse_json_object, parse_struct, parse_time, parse_time_or_none, to_json
 from gitboot.ledger.store import Store, Transaction, open_read_only
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.provisioning_record import StopOrder
@@ -127,10 +127,10 @@ def _build_flag(name: str, value: str = "yes") -> _Fact:
 
 
 def _parse_heartbeat(text: str) -> Heartbeat:
-    found = parse_object(text)
-    up = found.get("up")
-    intervals = tuple(timedelta(seconds=each) for each in found["intervals"])
-    return Heartbeat(parse_time(found["at"]), intervals, Uptime(*up) if up is not None else None)
+    facts = parse_json_object(text)
+    up = facts.get("up")
+    intervals = tuple(timedelta(seconds=interval_s) for interval_s in facts["intervals"])
+    return Heartbeat(parse_time(facts["at"]), intervals, Uptime(*up) if up is not None else None)
 
 
 def _format_heartbeat(beat: Heartbeat) -> str:
@@ -138,22 +138,18 @@ def _format_heartbeat(beat: Heartbeat) -> str:
 
 
 def _parse_withheld(text: str) -> WithheldBoots:
-    found = parse_object(text)
-    return WithheldBoots(
-        found["by"],
-        {
-            parse_uuid(uuid): tuple(
-                WithheldBoot(
-                    each["maintenance"],
-                    parse_time_or_none(each["start"]),
-                    parse_time_or_none(each["end"]),
-                    takes_image_back=each["takesImageBack"],
-                    by=each["by"],
-                )
-                for each in boots
-            )
-            for uuid, boots in found["servers"].items()
-        },
+    facts = parse_json_object(text)
+    servers = {parse_uuid(uuid): tuple(map(_parse_withheld_boot, boots)) for uuid, boots in facts["servers"].items()}
+    return WithheldBoots(facts["by"], servers)
+
+
+def _parse_withheld_boot(facts: Mapping[str, Any]) -> WithheldBoot:
+    return WithheldBoot(
+        facts["maintenance"],
+        parse_time_or_none(facts["start"]),
+        parse_time_or_none(facts["end"]),
+        takes_image_back=facts["takesImageBack"],
+        by=facts["by"],
     )
 
 
@@ -180,18 +176,22 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "heartbeat": _Fact("heartbeat", _parse_heartbeat, _format_heartbeat),
     "gap": _build_flag("gap"),
     "clock": _Fact("clock"),
-    "suspension": _Fact("suspension", partial(parse, Suspension), to_json),
-    "stoppage": _Fact("stoppage", lambda text: StopOrder(**parse_object(text)), lambda each: to_json(each._asdict())),
-    "orders": _Fact("orders", lambda text: FleetOrders(**parse_object(text)), lambda each: to_json(each._asdict())),
-    "withheld": _Fact("withheld", _parse_withheld, lambda each: to_json(to_json_value(each))),
+    "suspension": _Fact("suspension", partial(parse_struct, Suspension), to_json),
+    "stoppage": _Fact(
+        "stoppage", lambda text: StopOrder(**parse_json_object(text)), lambda order: to_json(order._asdict())
+    ),
+    "orders": _Fact(
+        "orders", lambda text: FleetOrders(**parse_json_object(text)), lambda orders: to_json(orders._asdict())
+    ),
+    "withheld": _Fact("withheld", _parse_withheld, lambda boots: to_json(to_json_value(boots))),
     "rolled_back": _Fact(
         "rolledBack",
-        lambda text: {parse_uuid(uuid): int(number) for uuid, number in parse_object(text).items()},
+        lambda text: {parse_uuid(uuid): int(number) for uuid, number in parse_json_object(text).items()},
         lambda servers: to_json(servers) if servers else None,
     ),
     "left_output": _Fact(
         "leftOutput",
-        lambda text: frozenset(map(parse_uuid, parse_object(text)["servers"])),
+        lambda text: frozenset(map(parse_uuid, parse_json_object(text)["servers"])),
         lambda servers: to_json({"servers": sorted(servers)}),
     ),
 }
@@ -199,10 +199,10 @@ _FACTS: Final[Mapping[str, _Fact]] = {
 
 def read_facts(store: Store) -> Facts:
     with store.reading():
-        found: dict[str, str] = dict(store.rows("SELECT name, value FROM facts"))
+        texts: dict[str, str] = dict(store.rows("SELECT name, value FROM facts"))
         return Facts(
-            identity=found["identity"],
-            **{name: fact.parse(found[fact.name]) for name, fact in _FACTS.items() if fact.name in found},
+            identity=texts["identity"],
+            **{name: fact.parse(texts[fact.name]) for name, fact in _FACTS.items() if fact.name in texts},
         )
 
 
@@ -235,11 +235,12 @@ def mark_unverified(store: Store, reason: str, known_changes: int = 0) -> None:
     The change number never decreases. After the call, it is at least as high as the number in the mark file beside the
     ledger and as ``known_changes``, a number that the caller read elsewhere.
     """
-    changes = max(known_changes, (store.mark or ("", 0))[1])
+    mark = store.mark
+    marked_changes = mark[1] if mark is not None else 0
     with store.writing() as tx:
         write_facts(tx, doubt=reason)
-        found = [int(value) for (value,) in tx.rows("SELECT value FROM facts WHERE name = 'changes'")]
-        _write_fact(tx, "changes", str(max(changes, *found, 0)))
+        stored_changes = [int(value) for (value,) in tx.rows("SELECT value FROM facts WHERE name = 'changes'")]
+        _write_fact(tx, "changes", str(max(known_changes, marked_changes, *stored_changes, 0)))
         tx.mark()
 
 
@@ -277,25 +278,26 @@ def ensure_status_key(store: Store) -> bytes:
 
 def write_sightings(tx: Transaction, sightings: Mapping[BootFile, Sighting], place: str) -> None:
     """Store the results of the artifact checks that the instance at ``place`` made, except unknown results."""
-    known = [(file, each) for file, each in sightings.items() if each.is_known]
-    known.sort(key=lambda item: (item[0].url, item[0].sha256 or "", item[0].size or 0, str(item[0].proof)))
-    items = [
-        {
-            **to_json_value(file),
-            "presence": each.presence,
-            "message": each.message,
-            **({"proof": to_builtins(file.proof)} if file.proof is not None else {}),
-            **({"signer": to_builtins(each.signer)} if each.signer is not None else {}),
-        }
-        for file, each in known
-    ]
+    items = []
+    for file in sorted(sightings, key=lambda file: (file.url, file.sha256 or "", file.size or 0, str(file.proof))):
+        sighting = sightings[file]
+        if not sighting.is_known:
+            continue
+        item = {**to_json_value(file), "presence": sighting.presence, "message": sighting.message}
+        if file.proof is not None:
+            item["proof"] = to_builtins(file.proof)
+        if sighting.signer is not None:
+            item["signer"] = to_builtins(sighting.signer)
+        items.append(item)
     _write_fact(tx, "artifacts", to_json({"place": place, "items": items}) if items else None)
 
 
 def read_sightings(store: Store, place: str) -> dict[BootFile, Sighting]:
+    """Return the results of the artifact checks that the instance at ``place`` made."""
     for (value,) in store.rows("SELECT value FROM facts WHERE name = 'artifacts'"):
-        if (found := parse_object(value))["place"] in ("", place):
-            return parse_sightings(found["items"])
+        facts = parse_json_object(value)
+        if facts["place"] in ("", place):
+            return parse_sightings(facts["items"])
     return {}
 
 
@@ -318,11 +320,11 @@ def parse_sightings(items: Iterable[Mapping[str, Any]]) -> dict[BootFile, Sighti
 
 def read_approvals(store: Store) -> dict[str, dict[str, str]]:
     """Return the approver and the reason of each approval, by digest of the changes and then by guard."""
-    found: dict[str, dict[str, str]] = {}
+    approvers: dict[str, dict[str, str]] = {}
     for digest, guard, at, who, reason in store.rows("SELECT digest, guard, at, who, reason FROM approvals"):
         approval = Approval(digest, (guard,), datetime.fromisoformat(at), who, reason)
-        found.setdefault(digest, {})[guard] = approval.by
-    return found
+        approvers.setdefault(digest, {})[guard] = approval.by
+    return approvers
 
 
 def write_approvals(tx: Transaction, approvals: Iterable[Approval]) -> None:
@@ -330,9 +332,9 @@ def write_approvals(tx: Transaction, approvals: Iterable[Approval]) -> None:
         "approvals",
         ("digest", "guard"),
         [
-            (each.digest, guard, format_instant(each.at), each.operator, each.reason)
-            for each in approvals
-            for guard in each.guards
+            (approval.digest, guard, format_instant(approval.at), approval.operator, approval.reason)
+            for approval in approvals
+            for guard in approval.guards
         ],
     )
 
@@ -352,10 +354,11 @@ def add_request(store: Store, at: datetime, operator: str, action: str, facts: M
 
 
 def read_requests(store: Store) -> tuple[Request, ...]:
+    """Return the requests without an outcome, oldest first."""
     with store.reading():
-        found = store.rows("SELECT id, at, who, what, facts FROM requests WHERE outcome IS NULL ORDER BY id")
+        rows = store.rows("SELECT id, at, who, what, facts FROM requests WHERE outcome IS NULL ORDER BY id")
         return tuple(
-            Request(number, parse_time(at), who, what, parse_object(facts)) for number, at, who, what, facts in found
+            Request(number, parse_time(at), who, what, parse_json_object(facts)) for number, at, who, what, facts in rows
         )
 
 
@@ -367,8 +370,9 @@ def write_outcomes(tx: Transaction, outcomes: Iterable[tuple[Request, str]], at:
 
 
 def read_outcome(store: Store, number: int) -> str | None:
-    found = store.rows("SELECT outcome FROM requests WHERE id = ?", number)
-    return found[0][0] if found else None
+    """Return the outcome of a request, or None if the request has no outcome yet or does not exist."""
+    rows = store.rows("SELECT outcome FROM requests WHERE id = ?", number)
+    return rows[0][0] if rows else None
 
 
 def read_acknowledgements(store: Store) -> frozenset[str]:
@@ -387,9 +391,9 @@ def add_acknowledgements(tx: Transaction, entries: Iterable[str]) -> None:
 
 def write_events(tx: Transaction, events: Iterable[Event]) -> None:
     rows = []
-    for each in events:
-        level = {"level": "warning"} if each.warning else {}
-        rows.append((format_instant(each.at), each.type, each.message, to_json({**each.facts, **level})))
+    for event in events:
+        level = {"level": "warning"} if event.warning else {}
+        rows.append((format_instant(event.at), event.type, event.message, to_json({**event.facts, **level})))
     tx.insert("events", ("at", "type", "message", "facts"), rows)
 
 
@@ -398,21 +402,21 @@ def read_numbered_events(store: Store, after: int = 0) -> Iterator[tuple[int, di
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id"
     for number, at, type, message, text in store.rows(query, after):
         with store.reading():
-            yield int(number), {"at": at, "type": type, "message": message, **parse_object(text)}
+            yield int(number), {"at": at, "type": type, "message": message, **parse_json_object(text)}
 
 
 def read_accepted_commits(store: Store) -> tuple[str, ...]:
-    found = store.rows("SELECT facts FROM events WHERE type = 'Accepted'")
+    rows = store.rows("SELECT facts FROM events WHERE type = 'Accepted'")
     with store.reading():
-        commits = (parse_object(facts).get("commit") for (facts,) in found)
-        return tuple(sorted({each for each in commits if isinstance(each, str)}))
+        commits = (parse_json_object(facts).get("commit") for (facts,) in rows)
+        return tuple(sorted({commit for commit in commits if isinstance(commit, str)}))
 
 
 def read_last_event_number(path: Path) -> int:
     """Return the number of the newest event in the ledger at ``path``, or 0 if there are no events."""
     with open_read_only(path) as database:
-        ((found,),) = database.execute("SELECT coalesce(max(id), 0) FROM events")
-        return int(found)
+        ((number,),) = database.execute("SELECT coalesce(max(id), 0) FROM events")
+        return int(number)
 
 
 def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, dict[str, Any]]]:
@@ -420,7 +424,7 @@ def read_events_after(path: Path, number: int, limit: int) -> list[tuple[int, di
     query = "SELECT id, at, type, message, facts FROM events WHERE id > ? ORDER BY id LIMIT ?"
     with open_read_only(path) as database:
         return [
-            (int(id), {"at": at, "type": type, "message": message, **parse_object(facts)})
+            (int(id), {"at": at, "type": type, "message": message, **parse_json_object(facts)})
             for id, at, type, message, facts in database.execute(query, (number, limit))
         ]
 

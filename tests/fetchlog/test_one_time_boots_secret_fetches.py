@@ -182,7 +182,7 @@ def test_no_sequence_of_fetches_makes_a_row_longer_than_17_addresses_or_loses_a_
     assert len(found.addresses) <= MAX_ADDRESSES
     assert found.totals[1] == sum(times for _, times in fetches)
     whole = InstallationFetches(key="provision/1", attempt=1, number=3, secrets={"secrets/join": found})
-    assert server_tables.parse(InstallationFetches, server_tables.to_json(whole)) == whole
+    assert server_tables.parse_struct(InstallationFetches, server_tables.to_json(whole)) == whole
 
 
 @pytest.mark.parametrize(
