@@ -39,7 +39,7 @@ from gitboot.fetchlog.log_entries import (
     remove_report,
     write_report,
 )
-from gitboot.fetchlog.one_time_boots import FetchLogUnavailable
+from gitboot.fetchlog.one_time_boots import FetchLogUnavailable, ServedBoot
 from gitboot.jsonio import Digest
 from gitboot.model.scalars import Malformed, is_placeholder_serial, is_placeholder_uuid, parse_uuid
 from gitboot.render.endpoint_files import DiskWrite, NeededFile, ServingTerms
@@ -170,9 +170,12 @@ class DenialLog:
     def build_report(self, at: datetime) -> EndpointReport:
         """Return the sorted denials and untrusted proxies of the last hour."""
         with self._lock:
-            found = [each for last in self._last.values() for each in last.values() if each.at > at - REPORT_LIFETIME]
-            proxies = sorted(each for each in self._proxies.values() if each.at > at - REPORT_LIFETIME)
-        return EndpointReport(tuple(sorted(found, key=lambda each: (each.reason, each.server))), tuple(proxies))
+            denials = [denial for last in self._last.values() for denial in last.values()]
+            proxies = list(self._proxies.values())
+        recent_denials = [denial for denial in denials if denial.at > at - REPORT_LIFETIME]
+        recent_denials.sort(key=lambda denial: (denial.reason, denial.server))
+        recent_proxies = sorted(proxy for proxy in proxies if proxy.at > at - REPORT_LIFETIME)
+        return EndpointReport(tuple(recent_denials), tuple(recent_proxies))
 
 
 @contextmanager
@@ -202,13 +205,6 @@ _OTHER_ENDPOINT: Final = GateDenial(
 )
 _NOT_RECORDED: Final = GateDenial(DenialReason.NOT_RECORDED, "the endpoint could not record the fetch")
 _NO_SPOOL: Final = GateDenial(DenialReason.NOT_RECORDED, "the endpoint has no spool, so it could not record the fetch")
-
-
-def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
-    reason = recorder.failure or "the spool did not respond in time"
-    return GateDenial(DenialReason.NOT_RECORDED, f"the endpoint could not record the fetch: {reason}")
-
-
 _OLDER_TREE: Final = GateDenial(
     DenialReason.OLDER_TREE, "the output tree is an old copy, and an endpoint may have served boots since it was made"
 )
@@ -275,33 +271,32 @@ class BootGate:
         If a fetch could not be recorded, gitboot still serves a boot that does not write a disk. If an installer's
         report could not be recorded, gitboot rejects the report, so that the installer sends it again.
         """
-        if (disk_write := guarded_path.disk_write) is None:
-            if guarded_path.digest is None:
-                return None
-            if (
-                guarded_path.role is not Role.DATA
-                and (reason := self.find_reason_to_ignore(guarded_path, request)) is not None
-            ):
-                is_refused = guarded_path.role is Role.REPORT and not request.is_gitboot_check
-                return GateDenial(DenialReason.NOT_COUNTED, reason) if is_refused else None
-            is_recorded = await self.record_fetch(guarded_path, request)
-            if not self._is_from_own_system(guarded_path, request, _UNKNOWN_CLIENT):
-                self.store_outcome(request, None)
-            is_lost = guarded_path.role is Role.REPORT and not is_recorded and not request.is_head
-            return _NOT_RECORDED if is_lost else None
-        denial = self._check_conditions(guarded_path, request) or (
-            await self._check_one_time_boot(guarded_path, request, disk_write) if disk_write.once else None
-        )
-        if denial is None and not disk_write.once:
+        disk_write = guarded_path.disk_write
+        if disk_write is None:
+            return await self._check_path_without_disk_write(guarded_path, request)
+        denial = self._check_conditions(guarded_path, request)
+        if denial is None and disk_write.once:
+            denial = await self._check_one_time_boot(guarded_path, request, disk_write)
+        elif denial is None:
             await self.record_fetch(guarded_path, request)
-        if (
-            request.is_head
-            or request.is_gitboot_check
-            or (denial is not None and is_redirected(denial, guarded_path, request))
-        ):
-            return denial
-        self._log_decision(guarded_path, request, denial)
+        if denial is None or not is_redirected(denial, guarded_path, request):
+            self._log_decision(guarded_path, request, denial)
         return denial
+
+    async def _check_path_without_disk_write(
+        self, guarded_path: GuardedPath, request: ClientRequest
+    ) -> GateDenial | None:
+        if guarded_path.digest is None:
+            return None
+        reason = self.find_reason_to_ignore(guarded_path, request) if guarded_path.role is not Role.DATA else None
+        if reason is not None:
+            is_refused = guarded_path.role is Role.REPORT and not request.is_gitboot_check
+            return GateDenial(DenialReason.NOT_COUNTED, reason) if is_refused else None
+        is_recorded = await self.record_fetch(guarded_path, request)
+        if not self._is_from_own_system(guarded_path, request, _UNKNOWN_CLIENT):
+            self.store_outcome(request, None)
+        is_lost = guarded_path.role is Role.REPORT and not is_recorded and not request.is_head
+        return _NOT_RECORDED if is_lost else None
 
     async def decrypt_secret(
         self, guarded_path: GuardedPath, request: ClientRequest, encrypted: bytes
@@ -311,12 +306,21 @@ class BootGate:
         gitboot serves a secret only to machines, only if the fetch is recorded, and only until the installer has sent
         its report.
         """
-        found = self._check_conditions(guarded_path, request) or self._decrypt(guarded_path, encrypted)
-        if isinstance(found, bytes) and (denial := await self._check_secret_fetch(guarded_path, request)) is not None:
-            found = denial
-        if not request.is_head and not request.is_gitboot_check:
-            self._log_decision(guarded_path, request, found if isinstance(found, GateDenial) else None)
-        return found
+        result = await self._decrypt_if_allowed(guarded_path, request, encrypted)
+        self._log_decision(guarded_path, request, result if isinstance(result, GateDenial) else None)
+        return result
+
+    async def _decrypt_if_allowed(
+        self, guarded_path: GuardedPath, request: ClientRequest, encrypted: bytes
+    ) -> bytes | GateDenial:
+        denial = self._check_conditions(guarded_path, request)
+        if denial is not None:
+            return denial
+        content = self._decrypt(guarded_path, encrypted)
+        if isinstance(content, GateDenial):
+            return content
+        denial = await self._check_secret_fetch(guarded_path, request)
+        return denial if denial is not None else content
 
     def _decrypt(self, guarded_path: GuardedPath, encrypted: bytes) -> bytes | GateDenial:
         name = guarded_path.path.rpartition("/")[2]
@@ -345,6 +349,8 @@ class BootGate:
         return None if request.is_head or await self.record_fetch(guarded_path, request) else _NOT_RECORDED
 
     def _log_decision(self, guarded_path: GuardedPath, request: ClientRequest, denial: GateDenial | None) -> None:
+        if request.is_head or request.is_gitboot_check:
+            return
         if denial is None:
             self._denials.clear(guarded_path.server)
         else:
@@ -381,22 +387,26 @@ class BootGate:
         if self._is_served_elsewhere(recorder):
             return _OTHER_ENDPOINT
         if guarded_path.role is Role.DATA:
-            recipient = None if served is None or served.first.is_from_system else served.first.client
-            is_from_own_system = self._is_from_own_system(guarded_path, request, recipient)
-            # A boot that was served is consumed, regardless of the client that later requests its data.
-            may_be_evidence = is_from_own_system or recipient is None
-            is_recorded = request.is_head or await self.record_fetch(
-                guarded_path, request, may_be_evidence=may_be_evidence
-            )
-            if not is_from_own_system:  # the outcome stays unknown, because the client may not be the machine
-                self.store_outcome(request, None)
-            may_serve = is_recorded or self.find_reason_to_ignore(guarded_path, request) is not None
-            return None if may_serve else _NOT_RECORDED
+            return await self._check_data_of_one_time_boot(guarded_path, request, served)
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
         if served is not None and not served.may_serve_again(request.at, self._tree.clock.up):
             return GateDenial(DenialReason.SERVED_BEFORE, str(served))
         may_serve = guarded_path.role is Role.OFFER or request.is_head or await self.record_fetch(guarded_path, request)
+        return None if may_serve else _NOT_RECORDED
+
+    async def _check_data_of_one_time_boot(
+        self, guarded_path: GuardedPath, request: ClientRequest, served: ServedBoot | None
+    ) -> GateDenial | None:
+        """Check a fetch of user data. ``served`` is the record of the served boot to which the data belongs."""
+        recipient = None if served is None or served.first.is_from_system else served.first.client
+        is_from_own_system = self._is_from_own_system(guarded_path, request, recipient)
+        # A boot that was served is consumed, regardless of the client that later requests its data.
+        may_be_evidence = is_from_own_system or recipient is None
+        is_recorded = request.is_head or await self.record_fetch(guarded_path, request, may_be_evidence=may_be_evidence)
+        if not is_from_own_system:  # the outcome stays unknown, because the client may not be the machine
+            self.store_outcome(request, None)
+        may_serve = is_recorded or self.find_reason_to_ignore(guarded_path, request) is not None
         return None if may_serve else _NOT_RECORDED
 
     def _is_served_elsewhere(self, recorder: Recorder) -> bool:
@@ -468,6 +478,11 @@ class BootGate:
         )
 
 
+def _build_unrecorded_denial(recorder: Recorder) -> GateDenial:
+    reason = recorder.failure or "the spool did not respond in time"
+    return GateDenial(DenialReason.NOT_RECORDED, f"the endpoint could not record the fetch: {reason}")
+
+
 def is_redirected(denial: GateDenial, guarded_path: GuardedPath, request: ClientRequest) -> bool:
     """Return whether gitboot redirects the client to another endpoint.
 
@@ -493,7 +508,7 @@ def add_explanation(content: bytes, denial: GateDenial, server: str) -> bytes:
 
 def escape_comment(text: str) -> str:
     """Replace each character that must not be in a comment with a question mark."""
-    return "".join(each if each.isprintable() and each.isascii() else "?" for each in text)
+    return "".join(char if char.isprintable() and char.isascii() else "?" for char in text)
 
 
 def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapping[str, str]) -> str | None:
@@ -517,5 +532,5 @@ def _find_identity_mismatch(expected: Mapping[str, tuple[str, ...]], query: Mapp
 
 
 def _parse_serial(text: str) -> str | None:
-    found = text.strip()[:64].upper()
-    return None if not found or is_placeholder_serial(found) else found
+    serial = text.strip()[:64].upper()
+    return None if not serial or is_placeholder_serial(serial) else serial
