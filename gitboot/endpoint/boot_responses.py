@@ -70,6 +70,8 @@ _MAX_CACHED: Final = 4096
 _MAX_TOTAL_BYTES: Final = 32 * 1024 * 1024  # the maximum size of all cached responses together
 # the endpoint reads larger files, such as artifacts, from the disk for each request
 MAX_CACHED_BYTES: Final = 1024 * 1024
+_DIGEST: Final = re.compile("[0-9a-f]{64}")
+_PATH_WITHOUT_SLASH: Final = "/ipxe"  # iPXE with a configuration for boot-operator requests this path without a query
 
 
 class RequestKind(StrEnum):
@@ -127,9 +129,6 @@ class BootResponse(Struct, frozen=True, kw_only=True):
         )
 
 
-_DIGEST: Final = re.compile("[0-9a-f]{64}")
-
-
 class BootResponses:
     """The boot responses of one output tree, with a cache of recently used responses."""
 
@@ -145,17 +144,19 @@ class BootResponses:
         clock = self._tree.clock
         if clock.problem is None and (self._latest is None or self._latest < at):
             self._latest = at
-        at = clock.choose_time(at)
-        if (answer := self._cached.get(path)) is None:
+        response = self._cached.get(path)
+        if response is None:
             return None
-        if not answer.is_valid(at) or (
-            answer.in_window and _find_latest_time_after(answer.until, self._latest, clock.latest_time)
-        ):
+        is_valid = response.is_valid(clock.choose_time(at))
+        # the window of the boot has ended at an earlier reading of the clock
+        if is_valid and response.in_window:
+            is_valid = _find_latest_time_after(response.until, self._latest, clock.latest_time) is None
+        if not is_valid:
             del self._cached[path]
-            self._cached_bytes -= answer.size_bytes
+            self._cached_bytes -= response.size_bytes
             return None
         self._cached.move_to_end(path)
-        return answer
+        return response
 
     def find(self, path: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
         """Return the response for a requested path, or None for a 404 response.
@@ -164,18 +165,19 @@ class BootResponses:
 
         Raises ValueError if a file is damaged.
         """
-        if (answer := self.find_cached(path, at)) is not None:
-            return answer
+        if (response := self.find_cached(path, at)) is not None:
+            return response
         at = self._tree.clock.choose_time(at)
         if path == "/httpboot":
             return self._build_for_address(client(), at)
-        answer = self._build_response(path.removeprefix("/"), at) if path.startswith("/") else None
-        if answer is not None:
-            self._cached[path] = answer
-            self._cached_bytes += answer.size_bytes
+        response = self._build_response(path.removeprefix("/"), at) if path.startswith("/") else None
+        if response is not None:
+            self._cached[path] = response
+            self._cached_bytes += response.size_bytes
             while len(self._cached) > _MAX_CACHED or self._cached_bytes > _MAX_TOTAL_BYTES:
-                self._cached_bytes -= self._cached.popitem(last=False)[1].size_bytes
-        return answer
+                _, oldest = self._cached.popitem(last=False)
+                self._cached_bytes -= oldest.size_bytes
+        return response
 
     def _build_response(self, path: str, at: datetime) -> BootResponse | None:
         if (BOOT + path).startswith(IMMUTABLE):
@@ -187,11 +189,13 @@ class BootResponses:
                 located[lookup.identity] = self._tree.find_server(lookup.identity)
             if (server := located[lookup.identity]) is None:
                 continue
-            if lookup.path in server.state.paths and (answer := self._build_for_server(server, lookup, at)) is not None:
-                return answer
+            is_planned = lookup.path in server.state.paths
+            response = self._build_for_server(server, lookup, at) if is_planned else None
+            if response is not None:
+                return response
             if lookup.kind in (DATA, *REPORTS):
                 return self._build_for_replaced_plan(server, lookup)
-            if lookup.path in server.state.paths:
+            if is_planned:
                 return None
         return self._build_shared_response(CHAIN if path == "ipxe/" else BOOT + path)
 
@@ -201,34 +205,41 @@ class BootResponses:
         version, until = self._find_version(located.state.paths[lookup.path], at)
         if version is None or version.content is None:
             return None
-        content, writes = self._read_content(located, version.content), version.writes
+        content = self._read_content(located, version.content)
+        disk_write, delivery = version.writes, lookup.kind.delivery
         guarded_path = None
-        if writes is not None or (version.digest is not None and version.role is not Role.OFFER):
+        if disk_write is not None or (version.digest is not None and version.role is not Role.OFFER):
             guarded_path = GuardedPath(
                 server=located.state.server,
                 path=lookup.path,
                 role=version.role,
                 digest=version.digest,
                 identity_values=located.state.shows,
-                disk_write=writes,
+                disk_write=disk_write,
             )
-        delivery = lookup.kind.delivery
         etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded_path is None else None
-        reply = build_file_reply(content, version.content_type, UNCACHED, etag)
-        fallback = writes.fallback if writes is not None else None
-        is_boot_script = version.role in (Role.BOOT_SCRIPT, Role.OFFER)
-        local_disk = located.state.plan["decision"].get("localDisk")
+        if version.role is Role.REPORT:
+            reply = NO_CONTENT
+        else:
+            reply = build_file_reply(content, version.content_type, UNCACHED, etag)
+            reply = allow_ranges(reply) if delivery.has_ranges else reply
+        fallback = disk_write.fallback if disk_write is not None else None
+        hop = disk_write.hop if disk_write is not None else None
+        boot_script = None
+        if version.role in (Role.BOOT_SCRIPT, Role.OFFER):
+            local_disk = located.state.plan["decision"].get("localDisk")
+            boot_script = BootScript(lookup.path, located.state.server, local_disk)
         return BootResponse(
             request_kind=RequestKind.ENTRY if guarded_path is not None else RequestKind.FILE,
-            reply=NO_CONTENT if version.role is Role.REPORT else allow_ranges(reply) if delivery.has_ranges else reply,
+            reply=reply,
             allows_ranges=delivery.has_ranges,
             etag=etag,
             not_modified=build_not_modified_reply(etag, UNCACHED) if etag is not None else None,
             guarded_path=guarded_path,
             fallback=self._read_content(located, fallback) if fallback is not None else None,
-            hop=self._read_content(located, writes.hop) if writes is not None and writes.hop is not None else None,
+            hop=self._read_content(located, hop) if hop is not None else None,
             content_type=version.content_type,
-            boot_script=BootScript(lookup.path, located.state.server, local_disk) if is_boot_script else None,
+            boot_script=boot_script,
             file=located.file,
             signature=located.signature,
             since=version.since,
@@ -243,19 +254,17 @@ class BootResponses:
         contains data for the token.
         """
         if lookup.kind is DATA:
-            if (found := self._tree.read(lookup.path, MAX_CACHED_BYTES)) is None:
+            if (data := self._tree.read(lookup.path, MAX_CACHED_BYTES)) is None:
                 return None
-            reply = build_file_reply(found.content, find_artifact_type(lookup.path.rpartition("/")[2]), UNCACHED)
-            return _build_unplanned_response(located, lookup, reply, found.file, found.signature)
+            reply = build_file_reply(data.content, find_artifact_type(lookup.path.rpartition("/")[2]), UNCACHED)
+            return _build_unplanned_response(located, lookup, reply, data.file, data.signature)
         if (token := find_token(lookup.path)) is None:
             return None
         folder = f"{self._tree.root}/{DATA.build_path(lookup.identity.rpartition('/')[2], token)}".rstrip("/")
         folder_signature = read_signature(folder)
-        return (
-            _build_unplanned_response(located, lookup, NO_CONTENT, folder, folder_signature)
-            if folder_signature is not None
-            else None
-        )
+        if folder_signature is None:
+            return None
+        return _build_unplanned_response(located, lookup, NO_CONTENT, folder, folder_signature)
 
     def _find_version(
         self, versions: tuple[PathVersion, ...], at: datetime
@@ -279,9 +288,10 @@ class BootResponses:
         if (text := located.state.contents.get(sha)) is not None:
             return text.encode()
         path = located.state.stored_paths.get(sha)
-        if path is None or (found := self._tree.read(path)) is None or _sha256(found.content) != sha:
+        file = self._tree.read(path) if path is not None else None
+        if file is None or _sha256(file.content) != sha:
             raise ValueError(f"{located.file} refers to content {sha}, which is missing")
-        return found.content
+        return file.content
 
     def _build_for_address(self, client: str | None, at: datetime) -> BootResponse | None:
         """Return the response to a request for boot-operator's UEFI HTTP boot path.
@@ -290,24 +300,25 @@ class BootResponses:
         """
         if client is None:
             return None
-        answer = None
+        response = None
         if (located := self._tree.find_server(format_identity(IdentityKind.ADDRESS, client))) is not None:
             lookup = PathLookup(HTTP_BOOT, "", HTTP_BOOT.build_path(located.state.summary["uuid"]))
-            answer = self._build_for_server(located, lookup, at) if lookup.path in located.state.paths else None
+            if lookup.path in located.state.paths:
+                response = self._build_for_server(located, lookup, at)
         elif (unknown := self._build_shared_response(UNKNOWN_HTTP_BOOT)) is not None:
-            answer = structs.replace(unknown, boot_script=BootScript(UNKNOWN_HTTP_BOOT, "unknown machine"))
-        if answer is None:
+            response = structs.replace(unknown, boot_script=BootScript(UNKNOWN_HTTP_BOOT, "unknown machine"))
+        if response is None:
             return None
 
         def add_client_ip(content: bytes) -> bytes:
             return encode_canonical({"ClientIPs": client, **json.loads(content)}) + b"\n"
 
         return structs.replace(
-            answer,
-            reply=build_file_reply(add_client_ip(bytes(answer.reply.body)), ContentType.JSON, UNCACHED),
+            response,
+            reply=build_file_reply(add_client_ip(bytes(response.reply.body)), ContentType.JSON, UNCACHED),
             etag=None,
             not_modified=None,
-            fallback=add_client_ip(answer.fallback) if answer.fallback is not None else None,
+            fallback=add_client_ip(response.fallback) if response.fallback is not None else None,
         )
 
     # All other paths
@@ -317,10 +328,13 @@ class BootResponses:
 
         gitboot serves a new version of the file even before the manifest lists this version.
         """
-        if path not in self._tree.read_shared_files() or (found := self._tree.read(path)) is None:
+        file = self._tree.read(path) if path in self._tree.read_shared_files() else None
+        if file is None:
             return None
-        answer = self._build_file_response(found, find_content_type(path), find_delivery(path))
-        return structs.replace(answer, boot_script=BootScript(path, "unknown machine")) if path in UNKNOWN else answer
+        response = self._build_file_response(file, find_content_type(path), find_delivery(path))
+        if path in UNKNOWN:
+            return structs.replace(response, boot_script=BootScript(path, "unknown machine"))
+        return response
 
     def _build_immutable_response(self, path: str) -> BootResponse | None:
         """Return the response for a file whose digest is in its path.
@@ -330,24 +344,25 @@ class BootResponses:
         parts = path.split("/")
         if len(parts) != 4 or not all(parts) or any(part.startswith(".") for part in parts):
             return None
+        _, _, folder, name = parts
         try:
-            found = self._tree.read(path, MAX_CACHED_BYTES)
+            file = self._tree.read(path, MAX_CACHED_BYTES)
         except OSError:  # `StaticFolder` reads the file from the disk later, and reports the error
             return None
-        if found is None:
+        if file is None:
             return None
-        if _DIGEST.fullmatch(parts[2]) and not self._matches_digest(parts[2], parts[3], found.content):
+        if _DIGEST.fullmatch(folder) and not self._matches_digest(folder, name, file.content):
             return BootResponse(
-                request_kind=RequestKind.NOTHING, reply=NOT_FOUND, file=found.file, signature=found.signature
+                request_kind=RequestKind.NOTHING, reply=NOT_FOUND, file=file.file, signature=file.signature
             )
-        return self._build_file_response(found, find_content_type(path), find_delivery(path))
+        return self._build_file_response(file, find_content_type(path), find_delivery(path))
 
     def _matches_digest(self, folder: str, name: str, content: bytes) -> bool:
         """Return whether a folder's name is the digest of the file in the folder, or of the bundle with the file."""
         if _sha256(content) == folder:
             return True
         others = {other: self._tree.read(f"{IMMUTABLE}{folder}/{other}") for other in BUNDLED if other != name}
-        bundle = {other: _sha256(found.content) for other, found in others.items() if found is not None}
+        bundle = {other: _sha256(file.content) for other, file in others.items() if file is not None}
         return compute_digest({name: _sha256(content), **bundle}) == folder
 
     def _build_file_response(self, file: FileContent, content_type: str, delivery: Delivery) -> BootResponse:
@@ -393,9 +408,6 @@ def _sha256(content: bytes) -> str:
     return sha256(content).hexdigest()
 
 
-_PATH_WITHOUT_SLASH: Final = "/ipxe"  # iPXE with a configuration for boot-operator requests this path without a query
-
-
 class AliasResponses:
     """Boot responses for gitboot's own paths, and for the paths of other boot servers that the Fleet enables."""
 
@@ -411,27 +423,26 @@ class AliasResponses:
         alias = find_alias(relative_path, outputs) if outputs else None
         if alias is not None and not parameters.keys().isdisjoint(alias.keys):
             return self._find_by_query(alias, parameters, query, client, at)
-        unknown_alias = FOR_UNKNOWN.get(relative_path)
-        if (
-            unknown_alias is not None
-            and (answer := self._find_by_query(unknown_alias, parameters, query, client, at)) is not None
-        ):
-            return answer
+        if (unknown_alias := FOR_UNKNOWN.get(relative_path)) is not None:
+            response = self._find_by_query(unknown_alias, parameters, query, client, at)
+            if response is not None:
+                return response
         version, _, rest = relative_path.partition("/")
         if EC2 in outputs and version in EC2_VERSIONS:
             return self._build_for_ec2(rest, client, at)
-        return self._responses.find(
-            f"/{FIRST_SCRIPT.removeprefix(BOOT)}" if path == _PATH_WITHOUT_SLASH else path, client, at
-        )
+        if path == _PATH_WITHOUT_SLASH:
+            path = f"/{FIRST_SCRIPT.removeprefix(BOOT)}"
+        return self._responses.find(path, client, at)
 
     def read_outputs(self) -> frozenset[str]:
         """Return the outputs whose paths the endpoint serves, or an empty set if the aliases file is unreadable."""
         if read_signature(f"{self._tree.root}/{ALIASES}") != self._cached_outputs[0]:
-            found = self._tree.read(ALIASES)
+            file = self._tree.read(ALIASES)
             outputs = frozenset[str]()
-            with suppress(ValueError):
-                outputs = parse_alias_list(found.content) if found is not None else outputs
-            self._cached_outputs = (found.signature if found is not None else None), outputs
+            if file is not None:
+                with suppress(ValueError):
+                    outputs = parse_alias_list(file.content)
+            self._cached_outputs = (file.signature if file is not None else None), outputs
         return self._cached_outputs[1]
 
     def _find_by_query(
@@ -447,8 +458,8 @@ class AliasResponses:
             if alias is METADATA:
                 return _build_text_response(located, _format_variables(located.state, parameters, query))
             for path in list_alias_paths(alias, identity, located.state.summary["uuid"], located.state.summary["macs"]):
-                if (answer := self._responses.find(f"/{path}", client, at)) is not None:
-                    return answer
+                if (response := self._responses.find(f"/{path}", client, at)) is not None:
+                    return response
         return None
 
     def _locate_by_address(self, client: Callable[[], str | None]) -> LocatedServer | None:
@@ -456,7 +467,7 @@ class AliasResponses:
         return self._tree.find_server(format_identity(IdentityKind.ADDRESS, address)) if address is not None else None
 
     def _build_for_ec2(self, ec2_path: str, client: Callable[[], str | None], at: datetime) -> BootResponse | None:
-        # The paths of EC2's metadata service, for facts about the machine and for its user data.
+        """Return the response for a path of EC2's metadata service: a fact about the machine, or its user data."""
         if (located := self._locate_by_address(client)) is None:
             return None
         if ec2_path == "user-data":
@@ -467,11 +478,13 @@ class AliasResponses:
             "instance-id": located.state.summary["uuid"],
             "local-hostname": located.state.server,
         }
-        found = {"": "meta-data/\nuser-data", "meta-data": "\n".join(values), "meta-data/": "\n".join(values)}
-        text = found.get(
-            ec2_path, values.get(ec2_path.removeprefix("meta-data/")) if ec2_path.startswith("meta-data/") else None
-        )
-        return _build_text_response(located, text) if text is not None else None
+        texts = {
+            "": "meta-data/\nuser-data",
+            "meta-data": "\n".join(values),
+            "meta-data/": "\n".join(values),
+            **{f"meta-data/{name}": value for name, value in values.items()},
+        }
+        return _build_text_response(located, texts[ec2_path]) if ec2_path in texts else None
 
 
 def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
@@ -487,7 +500,7 @@ def _build_text_response(located: LocatedServer, text: str) -> BootResponse:
 def _format_variables(state: PublishedServer, parameters: Mapping[str, str], query: bytes) -> str:
     """Format labels and query parameters as matchbox does (docs/api-http.md), with one shell variable per line."""
     request_variables = ((f"REQUEST_QUERY_{key}", value) for key, value in sorted(parameters.items()))
-    found = (*sorted(state.summary["labels"].items()), *request_variables)
-    variables = {re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII): value for name, value in found}
+    named_values = (*sorted(state.summary["labels"].items()), *request_variables)
+    variables = {re.sub(r"[^A-Z0-9_]", "_", name.upper(), flags=re.ASCII): value for name, value in named_values}
     variables["REQUEST_RAW_QUERY"] = query.decode("latin-1")
     return "".join(f"{name}={value}\n" for name, value in variables.items() if value.isprintable())
