@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cache, partial
@@ -31,11 +31,7 @@ from gitboot.errors import UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachines
 from gitboot.jsonio import encode_canonical
 from gitboot.render.endpoint_files import PublishedServer, find_version, parse_state, parse_state_path, state_path
-from gitboot.render.page import (
-    PAGE_CONTENT_TYPES,
-    SCRIPT,
-    read_page_file,
-)
+from gitboot.render.page import PAGE_CONTENT_TYPES, SCRIPT, read_page_file
 from gitboot.render.paths import PAGE_DATA, is_immutable
 from gitboot.text import printable_lines
 
@@ -50,6 +46,15 @@ _ITEM_KEYS: Final = (
 )
 
 
+class _Item(Struct, frozen=True):
+    """A server in the list of servers: its JSON, and the values that filters compare."""
+
+    signature: Signature  # the signature of the file with the server's state
+    content: bytes
+    fields: Mapping[str, str | None]
+    labels: Mapping[str, str]
+
+
 class Api:
     """The handlers for the routes below /api/v1/.
 
@@ -61,12 +66,14 @@ class Api:
         self._list_lock = threading.Lock()  # protects _names and _items
         self._names: tuple[Signature | None, list[str]] = (None, [])
         self._items: OrderedDict[str, _Item] = OrderedDict()
+
+        def format_now(state: PublishedServer) -> Mapping[str, Any]:
+            return _format_server(state, clock())
+
         self.routes = [
             Route(f"{API_ROOT}/servers", self.list_servers),
-            Route(
-                f"{API_ROOT}/servers/{{name}}", partial(self.show_server, lambda each: _format_server(each, clock()))
-            ),
-            Route(f"{API_ROOT}/servers/{{name}}/plan", partial(self.show_server, lambda each: each.plan)),
+            Route(f"{API_ROOT}/servers/{{name}}", partial(self.show_server, format_now)),
+            Route(f"{API_ROOT}/servers/{{name}}/plan", partial(self.show_server, lambda state: state.plan)),
             Route(f"{API_ROOT}/status", self.show_status),
             Route(f"{API_ROOT}/seen", self.list_unknown_machines),
             Route(f"{API_ROOT}/openapi.json", lambda _: _build_json_response(build_openapi())),
@@ -80,57 +87,62 @@ class Api:
         except UsageError as error:
             return Response(f"{error}\n", 400, headers={"cache-control": "no-store"}, media_type="text/plain")
         with self._list_lock:
-            names = (name for name in self._list_names() if name > query.after)
-            chosen = (
-                (name, item) for name in names if (item := self._read_item(name)) is not None and query.matches(item)
-            )
-            found = list(islice(chosen, query.limit + 1))
-            page = found[: query.limit]
-            last = encode_canonical(page[-1][0] if len(found) > query.limit else None)
-            items = b",".join(item.content for _, item in page)
-            return _build_json_response(
-                b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (last, items)
-            )
+            # one more server than the page has, which shows whether there is another page
+            selected = list(islice(self._select_items(query), query.limit + 1))
+        page = selected[: query.limit]
+        last_name = page[-1][0] if len(selected) > query.limit else None
+        items = b",".join(item.content for _, item in page)
+        return _build_json_response(
+            b'{"apiVersion":"gitboot.dev/v1alpha1","continue":%b,"items":[%b]}' % (encode_canonical(last_name), items)
+        )
+
+    def _select_items(self, query: Selection) -> Iterator[tuple[str, _Item]]:
+        """Yield the name and the item of each server after the previous page that matches, sorted by name."""
+        for name in self._list_names():
+            item = self._read_item(name) if name > query.after else None
+            if item is not None and query.matches(item):
+                yield name, item
 
     def show_server(self, format_content: Callable[[PublishedServer], Mapping[str, Any]], request: Request) -> Response:
         if not self._tree.is_ready:
             return UNAVAILABLE
         name = request.path_params["name"]
         located = self._tree.read_server(name) if "/" not in name else None
-        return NOT_FOUND if located is None else _build_json_response(encode_canonical(format_content(located.state)))
+        if located is None:
+            return NOT_FOUND
+        return _build_json_response(encode_canonical(format_content(located.state)))
 
     def show_status(self, _: Request) -> Response:
         return _build_json_response(encode_canonical(self._tree.read_status()))
 
     def list_unknown_machines(self, _: Request) -> Response:
-        return _build_json_response(
-            encode_canonical(format_unknown_machines(read_unknown_machines(self._tree) or UnknownMachines()))
-        )
+        unknown_machines = read_unknown_machines(self._tree) or UnknownMachines()
+        return _build_json_response(encode_canonical(format_unknown_machines(unknown_machines)))
 
     def _list_names(self) -> list[str]:
         """Return the sorted names of all servers. gitboot reads their folder again only after it has changed."""
         folder = f"{self._tree.root}/ops/servers"
         signature = read_signature(folder)
         if self._names[0] != signature or signature is None:
-            found: list[str] = []
+            files: list[str] = []
             with suppress(OSError):
-                found = [
-                    name for each in os.listdir(folder) if (name := parse_state_path(f"ops/servers/{each}")) is not None
-                ]
-            self._names = signature, sorted(name for name in found if not name.startswith("."))
+                files = os.listdir(folder)
+            names = (parse_state_path(f"ops/servers/{file}") for file in files)
+            self._names = signature, sorted(name for name in names if name is not None and not name.startswith("."))
         return self._names[1]
 
     def _read_item(self, name: str) -> _Item | None:
-        known, path = self._items.get(name), state_path(name)
+        known = self._items.get(name)
+        path = state_path(name)
         if known is not None and known.signature == read_signature(f"{self._tree.root}/{path}"):
             self._items.move_to_end(name)
             return known
         self._items.pop(name, None)
-        if (read := self._tree.read(path)) is None:
+        if (file := self._tree.read(path)) is None:
             return None
-        summary: Mapping[str, Any] = parse_state(read.content).summary
+        summary: Mapping[str, Any] = parse_state(file.content).summary
         item = _Item(
-            read.signature,
+            file.signature,
             # Earlier versions wrote server states without the field "installing".
             encode_canonical({"name" if key == "server" else key: summary.get(key) for key in _ITEM_KEYS}),
             {field: summary[field] for field in FILTERS},
@@ -156,18 +168,20 @@ def format_unknown_machines(table: UnknownMachines) -> dict[str, Any]:
     """Return the unknown machines as JSON values, in the format that `gitboot unknown-machines` prints."""
     return {
         "apiVersion": "gitboot.dev/v1alpha1",
-        "items": [each.facts() for each in table.machines],
+        "items": [machine.facts() for machine in table.machines],
         "unkept": table.dropped_count,
     }
 
 
 def _format_server(state: PublishedServer, at: datetime) -> dict[str, Any]:
-    current_files = {
-        path: version.content for path, each in state.paths.items() if (version := find_version(each, at)[0])
-    }
-    content = {path: each.sha256 for path, each in state.files.items() if is_immutable(path)}
+    digests: dict[str, str | None] = {}
+    for path, versions in state.paths.items():
+        version, _ = find_version(versions, at)
+        if version is not None:
+            digests[path] = version.content
+    digests |= {path: file.sha256 for path, file in state.files.items() if is_immutable(path)}
+    files = {path: digest for path, digest in digests.items() if digest is not None}
     facts = {key: value for key, value in state.summary.items() if key != "server"}
-    files = {path: sha for path, sha in {**current_files, **content}.items() if sha is not None}
     return {"apiVersion": "gitboot.dev/v1alpha1", "name": state.server, **facts, "files": files}
 
 
@@ -220,14 +234,6 @@ def parse_selection(parameters: Iterable[tuple[str, str]]) -> Selection:
     return Selection(limit=limit, after=after, fields=tuple(fields), labels=tuple(labels))
 
 
-class _Item(Struct, frozen=True):
-    # A server in the list: its JSON, and the values that filters compare.
-    signature: Signature
-    content: bytes
-    fields: Mapping[str, str | None]
-    labels: Mapping[str, str]
-
-
 # The page for operators
 
 PAGE_PATH: Final = "/page/"
@@ -259,14 +265,14 @@ def build_page_routes(tree: PublishedTree) -> list[Route]:
 
     def serve_data(request: Request) -> Response:
         name = request.path_params["name"]
-        found = tree.read(f"{PAGE_DATA}{name}.js") if _DATA_NAME.fullmatch(name) else None
-        if found is None:
+        file = tree.read(f"{PAGE_DATA}{name}.js") if _DATA_NAME.fullmatch(name) else None
+        if file is None:
             return NOT_FOUND
-        etag = f'"{sha256(found.content).hexdigest()}"'
+        etag = f'"{sha256(file.content).hexdigest()}"'
         headers = {**_HEADERS, "content-type": SCRIPT, "etag": etag}
         if request.headers.get("if-none-match") == etag:
             return Response(status_code=304, headers=headers)
-        return Response(found.content, headers=headers)
+        return Response(file.content, headers=headers)
 
     def redirect_to_page(_: Request) -> Response:
         """Redirect to the operators' page.
@@ -295,13 +301,13 @@ def _serve_page_file(name: str, _: Request) -> Response:
     return Response(read_page_file(name), headers={**_HEADERS, "content-type": PAGE_CONTENT_TYPES[name]})
 
 
-WEBHOOK_PATH: Final = "/hooks/push"
+# Webhooks of Git forges
 
-_MAX_BYTES: Final = 5 << 20
-_PAUSE_S: Final = 2.0  # the minimum time between two fetches
+WEBHOOK_PATH: Final = "/hooks/push"
+_MAX_WEBHOOK_BYTES: Final = 5 << 20
+_FETCH_INTERVAL_S: Final = 2.0  # the minimum time between two fetches
 _MIN_SECRET_LENGTH: Final = 16  # characters
 _PREFIX: Final = b"sha256="
-
 # Signatures of GitHub and Bitbucket have a prefix, but those of Gitea, Forgejo and Gogs do not. GitLab sends the secret
 # itself.
 _SIGNATURE_HEADERS: Final = (b"x-hub-signature-256", b"x-gitea-signature", b"x-forgejo-signature", b"x-gogs-signature")
@@ -339,37 +345,39 @@ class Webhooks:
 
     def __init__(self, secret: PushSecret, trigger_fetch: Callable[[], None]) -> None:
         self._secret, self._trigger_fetch = secret, trigger_fetch
-        self._last_wake_s = -_PAUSE_S
+        self._last_wake_s = -_FETCH_INTERVAL_S
         self._timer: asyncio.TimerHandle | None = None
 
-    async def handle(self, scope: Scope, read: ReadBody) -> Reply:
+    async def handle(self, scope: Scope, read_body: ReadBody) -> Reply:
         """Check a webhook's secret, trigger a fetch, and return the response. Do not store the request body."""
         try:
             secret = self._secret.read()
         except UsageError:
             return RETRY_LATER
         digest = hmac.new(secret, digestmod=sha256)
-        if (refusal := await read(_MAX_BYTES, digest.update)) is not None:
+        if (refusal := await read_body(_MAX_WEBHOOK_BYTES, digest.update)) is not None:
             return refusal
-        # At least one header must prove that the sender has the secret, and no such header may be wrong. The comparison
-        # takes constant time.
-        headers: list[tuple[bytes, bytes]] = scope["headers"]
-        signature = digest.hexdigest().encode()
-        found = [
-            *(
-                hmac.compare_digest(value.removeprefix(_PREFIX), signature)
-                for name, value in headers
-                if name in _SIGNATURE_HEADERS or (name == b"x-hub-signature" and value.startswith(_PREFIX))
-            ),
-            *(hmac.compare_digest(value, secret) for name, value in headers if name == b"x-gitlab-token"),
-        ]
-        if not found or not all(found):
+        if not _is_signed(scope["headers"], secret, digest.hexdigest().encode()):
             return FORBIDDEN
         if self._timer is None:
-            wait_s = max(self._last_wake_s + _PAUSE_S - time.monotonic(), 0)
+            wait_s = max(self._last_wake_s + _FETCH_INTERVAL_S - time.monotonic(), 0)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._trigger_fetch_now)
         return NO_CONTENT
 
     def _trigger_fetch_now(self) -> None:
         self._timer, self._last_wake_s = None, time.monotonic()
         self._trigger_fetch()
+
+
+def _is_signed(headers: Iterable[tuple[bytes, bytes]], secret: bytes, signature: bytes) -> bool:
+    """Return whether at least one header proves that the sender has the secret, and no such header is wrong.
+
+    ``signature`` is the correct signature of the request body. The comparisons take constant time.
+    """
+    proofs = []
+    for name, value in headers:
+        if name in _SIGNATURE_HEADERS or (name == b"x-hub-signature" and value.startswith(_PREFIX)):
+            proofs.append(hmac.compare_digest(value.removeprefix(_PREFIX), signature))
+        elif name == b"x-gitlab-token":
+            proofs.append(hmac.compare_digest(value, secret))
+    return bool(proofs) and all(proofs)
