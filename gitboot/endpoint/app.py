@@ -45,9 +45,15 @@ from gitboot.endpoint.connections import (
     CLIENT_GONE,
     CLIENT_RECEIVED,
     CLIENT_TIMEOUT_S,
+    MAX_IDLE,
+    ConnectionLimits,
+    ReadBody,
+    RequestBodies,
+)
+from gitboot.endpoint.recorder import Recorder, find_unready_reason
+from gitboot.endpoint.replies import (
     FOR_A_YEAR,
     INTERNAL_ERROR,
-    MAX_IDLE,
     METHOD_NOT_ALLOWED,
     NOT_FOUND,
     RETRY_LATER,
@@ -55,16 +61,12 @@ from gitboot.endpoint.connections import (
     UNAUTHORIZED,
     UNAVAILABLE,
     UNCACHED,
-    ConnectionLimits,
     Header,
-    ReadBody,
     Reply,
-    RequestBodies,
     build_file_reply,
     matches_etag,
     select_range,
 )
-from gitboot.endpoint.recorder import Recorder, find_unready_reason
 from gitboot.endpoint.served_files import PublishedTree, ServerMoving
 from gitboot.endpoint.static_files import StaticFolder, find_missing_file
 from gitboot.endpoint.unknown_machines import INVENTORY_PATH, UnknownMachineHandler

@@ -15,9 +15,9 @@ from typing import Final, NamedTuple
 from msgspec import Struct, structs
 
 from gitboot.endpoint.boot_gate import GuardedPath
-from gitboot.endpoint.connections import (
-    NO_CONTENT,
+from gitboot.endpoint.replies import (
     NOT_FOUND,
+    NO_CONTENT,
     UNCACHED,
     Reply,
     allow_ranges,

@@ -1,4 +1,4 @@
-"""Client connections: limit connections, read request bodies, and send responses."""
+"""Client connections: limit connections and their clients, and read request bodies."""
 
 from __future__ import annotations
 
@@ -16,19 +16,30 @@ from sys import byteorder
 from termios import TIOCOUTQ
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gitboot.endpoint.access_control import FORWARDED_HEADERS, OperatorAccess
+from gitboot.endpoint.replies import REQUEST_TIMEOUT, TOO_LARGE, TOO_MANY_BODIES, Header, Reply
 from gitboot.fetchlog.log_entries import get_client_network
-from gitboot.render import paths
 
 # ASGI extensions: functions that return whether the client has closed the connection, or has received all data
 CLIENT_GONE: Final = "gitboot.gone"
 CLIENT_RECEIVED: Final = "gitboot.received"
-CLIENT_TIMEOUT_S: Final = 60  # in seconds: how long a client may take to accept more data
-HEAD_TIMEOUT_S: Final = 10  # in seconds: how long a client may take to send the head of a request
+CLIENT_TIMEOUT_S: Final = 60  # how long a client may take to accept more data
+HEAD_TIMEOUT_S: Final = 10  # how long a client may take to send the head of a request
+BODY_TIMEOUT_S: Final = 20  # the time limit for a whole request body, from the end of the head
+MAX_IDLE: Final = 32  # the maximum number of idle connections from one address
+MAX_BODIES: Final = 128  # the maximum number of request bodies that the endpoint reads at the same time
+# the maximum number of request bodies that the endpoint reads from one address at the same time
+MAX_BODIES_PER_ADDRESS: Final = 16
+# the maximum number of bytes that a client sends before it gets a response, without bodies that the application reads
+MAX_UNANSWERED_BYTES: Final = 64 * 1024
+_MAX_TRIED_NETWORKS: Final = 8  # the number of networks in which `make_room` tries to close a connection
+_HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
+# the position of tcpi_bytes_acked in struct tcp_info, which exists since Linux 4.1
+_BYTES_ACKED: Final = slice(120, 128)
+T = TypeVar("T")
 
 
 class ConnectionLimits:
@@ -45,19 +56,17 @@ class ConnectionLimits:
     ) -> None:
         self.is_proxy, self.client = is_proxy, client
         self.idle: ClientQuota[ClosableConnection] = ClientQuota(
-            lambda each: each.try_close(even_if_sending=False), limit_per_address=max_idle, is_exempt=is_proxy
+            lambda connection: connection.try_close(even_if_sending=False),
+            limit_per_address=max_idle,
+            is_exempt=is_proxy,
         )
         self.all: ClientQuota[ClosableConnection] = ClientQuota(
-            lambda each: each.try_close(even_if_sending=True), limit=lambda: get_max_connections()
+            lambda connection: connection.try_close(even_if_sending=True), limit=lambda: get_max_connections()
         )
 
     @property
     def closed_count(self) -> int:
         return self.idle.closed_count + self.all.closed_count
-
-
-_MAX_TRIED_NETWORKS: Final = 8  # the number of networks in which `make_room` tries to close a connection
-T = TypeVar("T")
 
 
 class ClientQuota(Generic[T]):
@@ -137,7 +146,6 @@ def get_max_connections() -> int:
 
 
 _NO_LIMITS: Final = ConnectionLimits()
-_HEADER_NAME: Final = re.compile(rb"(?<=\r\n)[^:\r\n]+(?=:)")
 
 
 class _TitleCaseTransport:
@@ -170,10 +178,6 @@ class _TitleCaseTransport:
         return getattr(self._transport, name)
 
 
-# the position of tcpi_bytes_acked in struct tcp_info, which exists since Linux 4.1
-_BYTES_ACKED: Final = slice(120, 128)
-
-
 class _SentBytes:
     """Counts the bytes sent on a TLS connection, to check whether the client's system acknowledges all of them.
 
@@ -194,10 +198,6 @@ class _SentBytes:
     def _count_acknowledged(self) -> int:
         info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
         return int.from_bytes(info[_BYTES_ACKED], byteorder)
-
-
-Header = tuple[bytes, bytes]
-MAX_UNANSWERED_BYTES: Final = 64 * 1024
 
 
 class Connection(HttpToolsProtocol):
@@ -283,7 +283,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._head_since = None
         if self.parser.get_method() != b"GET":  # a Range header applies only to GET (RFC 9110, 14.2)
-            self.headers[:] = [each for each in self.headers if each[0] != b"range"]
+            self.headers[:] = [(name, value) for name, value in self.headers if name != b"range"]
         if (reply := self._find_quick_reply()) is not None:
             self._has_sent_quick_reply = True
             self._send_reply(reply)
@@ -359,31 +359,13 @@ class Connection(HttpToolsProtocol):
 
     def try_close(self, *, even_if_sending: bool) -> bool:
         """Abort the connection unless a response must be completed first. Return whether the connection was aborted."""
-        is_sending = self._client.get_write_buffer_size() > 0 or (self._is_answering and self.cycle.response_started)
-        if may_close := even_if_sending if is_sending else not self._is_answering or self.cycle.more_body:
+        if self._client.get_write_buffer_size() > 0 or (self._is_answering and self.cycle.response_started):
+            may_close = even_if_sending
+        else:  # the endpoint prepares a response, unless it still waits for a request or its body
+            may_close = not self._is_answering or self.cycle.more_body
+        if may_close:
             self._client.abort()
         return may_close
-
-
-MAX_IDLE: Final = 32
-BODY_TIMEOUT_S: Final = 20  # the time limit for a whole request body, from the end of the head
-MAX_BODIES: Final = 128
-# the maximum number of request bodies that the endpoint reads from one address at the same time
-MAX_BODIES_PER_ADDRESS: Final = 16
-
-
-class Reply(Response):
-    """A response for boot files that is fast to create."""
-
-    def __init__(self, status: int, headers: list[Header], body: bytes = b"") -> None:
-        # gitboot does not call Response.__init__, because it would compute the headers again.
-        self.status_code, self.raw_headers, self.body, self.background = status, headers, body, None
-        # The name is in title case, because GRUB before 2.12 recognizes only the spelling Content-Length (net/http.c).
-        self.header_bytes = b"".join(b"%b: %b\r\n" % (name.title(), value) for name, value in headers)
-
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.body})
 
 
 # A function that reads a request body. The first argument is the maximum size, and the second argument is a function
@@ -406,18 +388,24 @@ class RequestBodies:
     async def read(
         self, receive: Receive, address: str | None, max_bytes: int, receive_part: Callable[[bytes], object]
     ) -> Reply | None:
-        deadline, size_bytes, more = asyncio.timeout(BODY_TIMEOUT_S), 0, True
+        """Read a request body, and pass each part to ``receive_part``.
+
+        Return an error response if the body exceeds a limit, and otherwise None.
+        """
+        deadline = asyncio.timeout(BODY_TIMEOUT_S)
+        size_bytes = 0
         try:
             async with deadline:
                 self._reading.add(deadline, address)
-                while more:
+                while True:
                     message = await receive()
-                    body, more = message.get("body", b""), message.get("more_body", False)
-                    size_bytes += len(body)
+                    part = message.get("body", b"")
+                    size_bytes += len(part)
                     if message["type"] == "http.disconnect" or size_bytes > max_bytes:
                         return TOO_LARGE
-                    receive_part(body)
-                return None
+                    receive_part(part)
+                    if not message.get("more_body", False):
+                        return None
         except TimeoutError:
             return REQUEST_TIMEOUT if deadline.when() else TOO_MANY_BODIES
         finally:
@@ -430,86 +418,3 @@ def _expire_deadline(deadline: asyncio.Timeout) -> bool:
         return False
     deadline.reschedule(0)
     return True
-
-
-FOR_A_YEAR: Final = paths.FOR_A_YEAR.encode()
-REVALIDATED: Final = paths.REVALIDATED.encode()
-UNCACHED: Final = paths.UNCACHED.encode()
-
-
-def build_file_reply(
-    content: bytes, content_type: str, cache_control: bytes, etag: bytes | None = None, status: int = 200
-) -> Reply:
-    """Return a response with a complete file.
-
-    Without ``etag``, a client that already has the file downloads it again.
-    """
-    headers = [(b"content-type", content_type.encode()), (b"content-length", str(len(content)).encode())]
-    tags = [(b"etag", etag)] if etag is not None else []
-    return Reply(status, [*headers, *tags, (b"cache-control", cache_control)], content)
-
-
-def allow_ranges(reply: Reply) -> Reply:
-    """Return a copy of a response with an added header that allows range requests."""
-    return Reply(reply.status_code, [*reply.raw_headers, (b"accept-ranges", b"bytes")], bytes(reply.body))
-
-
-_RANGE: Final = re.compile(rb"bytes=(\d{0,18})-(\d{0,18})")
-
-
-def select_range(reply: Reply, range_header: bytes) -> Reply:
-    """Return the part of a response that a Range header selects (RFC 9110, 14.2).
-
-    If the header selects several parts or is malformed, return the whole response.
-    """
-    if (found := _RANGE.fullmatch(range_header)) is None or found[1] == found[2] == b"":
-        return reply
-    content, first = bytes(reply.body), found[1]
-    start = int(first) if first else max(len(content) - int(found[2]), 0)
-    end = min(int(found[2]) + 1, len(content)) if first and found[2] else len(content)
-    headers = [(name, value) for name, value in reply.raw_headers if name != b"content-length"]
-    if start >= end:
-        return _build_empty_reply(416, (b"content-range", b"bytes */%d" % len(content)))
-    part = b"bytes %d-%d/%d" % (start, end - 1, len(content))
-    headers += ((b"content-length", b"%d" % (end - start)), (b"content-range", part))
-    return Reply(206, headers, content[start:end])
-
-
-def build_not_modified_reply(etag: bytes, cache_control: bytes) -> Reply:
-    return Reply(304, [(b"etag", etag), (b"cache-control", cache_control)])
-
-
-def _build_empty_reply(status: int, *headers: Header) -> Reply:
-    return Reply(status, [(b"content-length", b"0"), (b"cache-control", UNCACHED), *headers])
-
-
-def _build_comment_reply(status: int, *headers: Header) -> Reply:
-    """Return an error response with the body ``#``, because boot loaders need a body.
-
-    shim waits forever if the body is empty. GRUB runs the body of a 404 response as a configuration file, in which
-    ``#`` starts a comment.
-    """
-    return Reply(status, [*build_file_reply(b"#", paths.ContentType.TEXT, UNCACHED).raw_headers, *headers], b"#")
-
-
-# A 204 must not have a Content-Length (RFC 9110, 8.6).
-NO_CONTENT: Final = Reply(204, [(b"cache-control", UNCACHED)])
-NOT_FOUND: Final = _build_comment_reply(404)
-UNAUTHORIZED: Final = _build_empty_reply(401, (b"www-authenticate", b"Bearer"))  # for an invalid token
-METHOD_NOT_ALLOWED: Final = _build_empty_reply(405, (b"allow", b"GET, HEAD"))
-FORBIDDEN: Final = _build_empty_reply(403)
-# These responses close the connection, because gitboot does not read the rest of the request body.
-_CLOSE: Final = (b"connection", b"close")
-REQUEST_TIMEOUT: Final = _build_empty_reply(408, _CLOSE)
-TOO_LARGE: Final = _build_empty_reply(413, _CLOSE)
-TOO_MANY_REQUESTS: Final = _build_empty_reply(429, (b"retry-after", b"60"), _CLOSE)
-TOO_MANY_BODIES: Final = _build_empty_reply(429, (b"retry-after", b"5"), _CLOSE)
-INTERNAL_ERROR: Final = _build_comment_reply(500)
-UNAVAILABLE: Final = _build_comment_reply(503)
-# for example, if gitboot cannot record a fetch of installation data now
-RETRY_LATER: Final = _build_comment_reply(503, (b"retry-after", b"5"))
-
-
-def matches_etag(if_none_match: bytes, etag: bytes) -> bool:
-    """Return whether an If-None-Match list contains ``etag``, by weak comparison (RFC 9110, 13.1.2)."""
-    return if_none_match == b"*" or etag in (tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b","))

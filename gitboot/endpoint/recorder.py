@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -56,6 +56,11 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _TRIAL_INTERVAL_S: Final = 10.0  # how often gitboot tests the spool while it writes no fetches
+# the maximum number of outcomes to write later; it is safe to drop an outcome, because it then stays unknown
+_MAX_UNWRITTEN: Final = 4096
+_SEND_INTERVAL_S: Final = 0.5
+_PAUSE_S: Final = 2.0  # how long `Forwarder` waits after a failure
+_END_TIMEOUT_S: Final = 2.0  # the time limit for the last batch when gitboot ends
 
 
 class SpoolRecorder:
@@ -91,7 +96,8 @@ class SpoolRecorder:
             return False
         if (counted := self.repeated.count(observation, time.monotonic())) is None:
             return True
-        if not (is_recorded := await self._write_with_timeout(counted)):
+        is_recorded = await self._write_with_timeout(counted)
+        if not is_recorded:
             self.repeated.restore_count(counted)
         return is_recorded
 
@@ -104,17 +110,17 @@ class SpoolRecorder:
         pending = asyncio.wrap_future(written)
         pending.add_done_callback(_ignore_exception)
         done, _ = await asyncio.wait([pending], timeout=self._deadline_s)
-        if not done:
-            self._store_result(TimeoutError())
+        error = written.exception() if done else TimeoutError()
+        self._store_result(error)
+        if error is None:
+            self.intents.add(observation)
+            return True
+        if done:
+            _logger.error("the spool could not record a fetch for %s: %s", observation.server, error)
+        else:
             _logger.error("the spool did not record a fetch for %s within %s s", observation.server, self._deadline_s)
             if written.cancel() and not observation.may_serve_unrecorded:
                 return False
-        else:
-            self._store_result(error := written.exception())
-            if error is None:
-                self.intents.add(observation)
-                return True
-            _logger.error("the spool could not record a fetch for %s: %s", observation.server, error)
         self.intents.record_withheld(observation)
         return False
 
@@ -171,10 +177,11 @@ class SpoolRecorder:
         self.intents.retry_writes()
 
     def _write_counted_fetches(self, observations: Iterable[Observation]) -> None:
-        for each in observations:
+        for observation in observations:
             # gitboot served these fetches, perhaps incompletely, without an intent. A report has no intent either.
-            without_intent = replace(each, intent=None, is_evidence=each.is_evidence and each.intent is None)
-            self._spool.record(without_intent).add_done_callback(partial(self._restore_count_if_failed, each))
+            is_evidence = observation.is_evidence and observation.intent is None
+            written = self._spool.record(replace(observation, intent=None, is_evidence=is_evidence))
+            written.add_done_callback(partial(self._restore_count_if_failed, observation))
 
     def _restore_count_if_failed(self, observation: Observation, written: Future[None]) -> None:
         if written.exception() is not None:
@@ -191,7 +198,8 @@ class SpoolRecorder:
 
     def _read_spool_state(self) -> None:
         folder = self._spool.folder
-        self.serving_identity, self.deletion_count = read_or_create_identity(folder), count_deletions(folder)
+        self.serving_identity = read_or_create_identity(folder)
+        self.deletion_count = count_deletions(folder)
         self.withheld_reason = next((str(claim) for claim in read_claims((folder,), folder)), None)
 
     def _try_writing(self) -> None:
@@ -200,7 +208,8 @@ class SpoolRecorder:
 
     def _store_result(self, error: BaseException | None) -> None:
         if error is None:
-            self._last_written_s, self.failure = time.monotonic(), None
+            self._last_written_s = time.monotonic()
+            self.failure = None
         elif isinstance(error, TimeoutError):
             self.failure = f"{self._spool.folder}: a write did not finish within {self._deadline_s:g} s"
         else:
@@ -323,7 +332,7 @@ class RepeatedFetches:
     """
 
     _RECORD_INTERVAL_S: Final = 60.0
-    _MAX_SECRETS: Final = 4096  # secrets
+    _MAX_SECRETS: Final = 4096
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -348,14 +357,13 @@ class RepeatedFetches:
         If ``now_s`` is ``math.inf``, return all counted fetches.
         """
         with self._lock:
-            evicted, self._evicted = self._evicted, []
-            due = (
-                counter.take_observation(now_s)
-                for addresses in self._secrets.values()
-                for counter in addresses.values()
-                if counter.waiting is not None and now_s - counter.recorded_s >= self._RECORD_INTERVAL_S
-            )
-            return [*evicted, *(each for each in due if each is not None)]
+            observations, self._evicted = self._evicted, []
+            for addresses in self._secrets.values():
+                for counter in addresses.values():
+                    is_due = now_s - counter.recorded_s >= self._RECORD_INTERVAL_S
+                    if is_due and (observation := counter.take_observation(now_s)) is not None:
+                        observations.append(observation)
+            return observations
 
     def restore_count(self, observation: Observation) -> None:
         """Count an observation again after an attempt to record the observation failed.
@@ -376,7 +384,7 @@ class RepeatedFetches:
         self._secrets.move_to_end(key)
         if len(self._secrets) > self._MAX_SECRETS:
             _, oldest = self._secrets.popitem(last=False)
-            self._evicted += filter(None, (each.take_observation(0.0) for each in oldest.values()))
+            self._evicted += filter(None, (counter.take_observation(0.0) for counter in oldest.values()))
         address = get_client_network(observation.client)
         if address not in addresses and len(addresses) >= MAX_ADDRESSES:
             address = OTHERS
@@ -384,9 +392,6 @@ class RepeatedFetches:
 
 
 # Outcomes of intents
-
-# the maximum number of outcomes to write later; it is safe to drop an outcome, because it then stays unknown
-_MAX_UNWRITTEN: Final = 4096
 
 
 class OpenIntents:
@@ -442,8 +447,9 @@ class OpenIntents:
             self._unwritten.append(observation)
 
 
-Recorder = SpoolRecorder | SharedRecorder
 # Readiness
+
+Recorder = SpoolRecorder | SharedRecorder
 
 
 def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str | None:
@@ -452,11 +458,9 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
     If the output tree does not name a spool, no endpoint can serve one-time boots, so this endpoint counts as ready.
     """
     if not tree.is_ready:
-        return (
-            "the output tree was prepared for a host that is not active yet"
-            if tree.terms.is_prepared
-            else "the instance has not published yet"
-        )
+        if tree.terms.is_prepared:
+            return "the output tree was prepared for a host that is not active yet"
+        return "the instance has not published yet"
     if (clock_problem := tree.clock.problem) is not None:
         return f"{clock_problem}; the endpoint withholds install boots"
     terms = tree.terms
@@ -471,9 +475,8 @@ def find_unready_reason(tree: PublishedTree, recorder: Recorder | None) -> str |
         return f"{recorder.withheld_reason}; the endpoint withholds install boots"
     if recorder.failure is not None:
         return f"the endpoint withholds one-time boots, because it cannot record fetches: {recorder.failure}"
-    if terms.fetch_log_id is not None and (
-        tree.belongs_to_other_instance or recorder.serving_identity != terms.fetch_log_id
-    ):
+    is_other_spool = tree.belongs_to_other_instance or recorder.serving_identity != terms.fetch_log_id
+    if terms.fetch_log_id is not None and is_other_spool:
         return "the output tree does not belong to this endpoint's spool, so the endpoint withholds one-time boots"
     if recorder.deletion_count > terms.loss_count:
         return "the output tree is older than the last deletion in the spool, so the endpoint withholds one-time boots"
@@ -487,17 +490,17 @@ class ReadinessEvents:
         self._is_ready = True
 
     def update(self, unready_reason: str | None, at: datetime) -> Event | None:
-        was_ready, self._is_ready = self._is_ready, unready_reason is None
-        if self._is_ready is was_ready:
+        """Return an event if the endpoint has become ready or unready since the last call, and otherwise None."""
+        is_ready = unready_reason is None
+        if is_ready is self._is_ready:
             return None
+        self._is_ready = is_ready
         if unready_reason is None:
             return Event(at=at, type="Ready", message="the endpoint serves every boot that machines may get")
         return Event(at=at, type="NotReady", message=unready_reason, warning=True)
 
 
-_SEND_INTERVAL_S: Final = 0.5
-_PAUSE_S: Final = 2.0  # how long gitboot waits after a failure
-_END_TIMEOUT_S: Final = 2.0  # the time limit for the last batch when gitboot ends
+# The shared fetch log
 
 
 class Forwarder:
@@ -525,11 +528,14 @@ class Forwarder:
         self._thread.join(timeout_s=_END_TIMEOUT_S)
 
     def _run(self) -> None:
-        lock, pause_s, was_failing = None, 0.0, False
+        lock: int | None = None  # the descriptor that holds the lock on the spool; None: another process sends it
+        pause_s = 0.0
+        was_failing = False
         while not self._stopping.wait(pause_s):
             self._fetch_log.ping()
             try:
-                lock = lock if lock is not None else _lock_spool(self._folder)
+                if lock is None:
+                    lock = _lock_spool(self._folder)
                 if lock is not None:
                     self.send()
                 pause_s, was_failing = _SEND_INTERVAL_S, False
@@ -545,33 +551,41 @@ class Forwarder:
 
         Raises OSError, and `BatchRejected` if the database rejects the lines.
         """
-        spool, spool_files = read_or_create_identity(self._folder), list_files(self._folder)
+        spool = read_or_create_identity(self._folder)
+        spool_files = list_files(self._folder)
         names = [path.stem for path in spool_files]
         for path in spool_files:
-            writer = SpoolWriter(spool, path.stem)
-            self._reset_offset_if_truncated(path, writer)
-            # gitboot queries the position of a new file from the database even if there is no line to send.
-            while (
-                batch := read_batch(path, writer, self._sent_offsets[path.name])
-            ).lines or path.name not in self._sent_offsets:
-                self._sent_offsets[path.name] = self._fetch_log.receive_batch(batch, names)
-                self._reset_offset_if_truncated(path, writer)
+            self._send_file(path, SpoolWriter(spool, path.stem), names)
         for path in find_finished_files(self._folder, self._sent_offsets):
             path.unlink(missing_ok=True)
         self._sent_offsets = Counter(
             {path.name: self._sent_offsets[path.name] for path in spool_files if path.exists()}
         )
 
+    def _send_file(self, path: Path, writer: SpoolWriter, names: Sequence[str]) -> None:
+        """Send all lines of a file. ``names`` are the names of all files in the spool."""
+        self._reset_offset_if_truncated(path, writer)
+        while True:
+            batch = read_batch(path, writer, self._sent_offsets[path.name])
+            # gitboot queries the position of a new file from the database even if there is no line to send.
+            if not batch.lines and path.name in self._sent_offsets:
+                return
+            self._sent_offsets[path.name] = self._fetch_log.receive_batch(batch, names)
+            self._reset_offset_if_truncated(path, writer)
+
     def _reset_offset_if_truncated(self, path: Path, writer: SpoolWriter) -> None:
         """Continue at the end of a file if the file is now shorter than the part that was already sent."""
         offset = self._sent_offsets[path.name]
         with suppress(FileNotFoundError):
-            if offset > (size := path.stat().st_size):
-                self._fetch_log.reset_place(writer, size)
-                self._sent_offsets[path.name] = size
+            size_bytes = path.stat().st_size
+            if offset > size_bytes:
+                self._fetch_log.reset_place(writer, size_bytes)
+                self._sent_offsets[path.name] = size_bytes
                 _logger.warning(
                     "%s has %d bytes, but gitboot has already sent %d bytes of it. gitboot continues with new lines.",
-                    *(path, size, offset),
+                    path,
+                    size_bytes,
+                    offset,
                 )
 
 

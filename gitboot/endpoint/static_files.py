@@ -8,7 +8,7 @@ from pathlib import Path
 from starlette.requests import Request
 from starlette.responses import FileResponse, Response
 
-from gitboot.endpoint.connections import NOT_FOUND, UNAVAILABLE, Reply, matches_etag
+from gitboot.endpoint.replies import NOT_FOUND, UNAVAILABLE, Reply, matches_etag
 from gitboot.files import ABSENT, find_file_below
 from gitboot.render.endpoint_files import NeededFile
 from gitboot.render.paths import find_artifact_type

@@ -7,13 +7,13 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from gitboot.endpoint.boot_gate import ClientRequest, FetchFilter
-from gitboot.endpoint.connections import (
-    NO_CONTENT,
+from gitboot.endpoint.connections import ReadBody
+from gitboot.endpoint.replies import (
     NOT_FOUND,
+    NO_CONTENT,
     RETRY_LATER,
     TOO_MANY_REQUESTS,
     UNCACHED,
-    ReadBody,
     Reply,
     build_file_reply,
 )
