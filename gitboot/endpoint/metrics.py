@@ -231,9 +231,9 @@ FAMILIES: Final = (
 )
 
 
-_BY_NAME: Final = {each.name: each for each in FAMILIES}
-L = TypeVar("L", bound=tuple[str, ...])  # label values
+_BY_NAME: Final = {family.name: family for family in FAMILIES}
 _OPENMETRICS: Final = "application/openmetrics-text"
+L = TypeVar("L", bound=tuple[str, ...])  # label values
 
 
 class Exposition(Collector):
@@ -262,9 +262,12 @@ class Exposition(Collector):
         initial_counts = {(kind, "500"): 0 for kind in RequestKind}
         requests = {(kind, str(code)): count for (kind, code), count in endpoint.requests.items()}
         yield _build_metric("gitboot_http_requests", initial_counts | requests)
-        yield _build_metric("gitboot_boots_withheld", {(each,): endpoint.denials.counts[each] for each in DenialReason})
         yield _build_metric(
-            "gitboot_operator_requests_rejected", {(each,): endpoint.operator_denials[each] for each in OperatorDenial}
+            "gitboot_boots_withheld", {(reason,): endpoint.denials.counts[reason] for reason in DenialReason}
+        )
+        yield _build_metric(
+            "gitboot_operator_requests_rejected",
+            {(reason,): endpoint.operator_denials[reason] for reason in OperatorDenial},
         )
         yield _build_single_metric("gitboot_idle_connections_closed", endpoint.limits.closed_count)
         yield _build_single_metric("gitboot_unknown_machine_requests", endpoint.unknown_machines.recorder.requests)
@@ -281,7 +284,7 @@ class Exposition(Collector):
         if endpoint.machines_certificate is not None:
             yield _build_metric(
                 "gitboot_machine_handshakes_failed",
-                {(each,): endpoint.failed_handshakes[each] for each in HandshakeFailure},
+                {(reason,): endpoint.failed_handshakes[reason] for reason in HandshakeFailure},
             )
         yield from collect_status(endpoint.tree.read_status())
 
@@ -313,36 +316,42 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
         yield _build_single_metric(
             "gitboot_accepted_commit_timestamp_seconds", datetime.fromisoformat(committed).timestamp()
         )
+    problems = status["attempted"]["problems"]
     yield _build_metric(
-        "gitboot_commit_problems", Counter((each["severity"], each["code"]) for each in status["attempted"]["problems"])
+        "gitboot_commit_problems", Counter((problem["severity"], problem["code"]) for problem in problems)
     )
     for name, key in _COUNT_KEYS.items():
-        yield _build_metric(name, {(each,): count for each, count in status.get(key, {}).items()})
+        yield _build_metric(name, {(label,): count for label, count in status.get(key, {}).items()})
     yield _build_metric(
         "gitboot_servers_installing",
-        {tuple(each.split("/")): count for each, count in status.get("installing", {}).items()},
+        {tuple(state_and_step.split("/")): count for state_and_step, count in status.get("installing", {}).items()},
     )
-    if instants := [datetime.fromisoformat(each["at"]) for each in status.get("installations", ())]:
+    if instants := [datetime.fromisoformat(step["at"]) for step in status.get("installations", ())]:
         yield _build_single_metric("gitboot_installing_last_step_timestamp_seconds", min(instants).timestamp())
     stages = dict(status.get("stages", {}))
     reconciles = stages.pop("reconcile", None)
     yield _build_histogram("gitboot_reconcile_duration_seconds", {(): reconciles} if reconciles is not None else {})
-    yield _build_histogram("gitboot_stage_duration_seconds", {(name,): each for name, each in stages.items()})
-    instance_conditions = [each for each in status["conditions"] if "/" not in each["type"]]
+    yield _build_histogram("gitboot_stage_duration_seconds", {(name,): stage for name, stage in stages.items()})
+    instance_conditions = [condition for condition in status["conditions"] if "/" not in condition["type"]]
     yield _build_metric(
         "gitboot_condition",
         {
-            (each["type"], str(value).lower()): each["status"] is value
-            for each in instance_conditions
+            (condition["type"], str(value).lower()): condition["status"] is value
+            for condition in instance_conditions
             for value in (True, False)
         },
     )
-    yield _build_metric("gitboot_condition_reason", {(each["type"], each["reason"]): 1 for each in instance_conditions})
-    bmc_conditions = (each for each in status["conditions"] if "/" in each["type"] and not each["status"])
-    zero_counts = {(reason,): 0 for reason in CONDITIONS[BMC].remedies}
     yield _build_metric(
-        "gitboot_bmc_conditions", {**zero_counts, **Counter((each["reason"],) for each in bmc_conditions)}
+        "gitboot_condition_reason",
+        {(condition["type"], condition["reason"]): 1 for condition in instance_conditions},
     )
+    bmc_counts = {(reason,): 0 for reason in CONDITIONS[BMC].remedies}
+    bmc_counts |= Counter(
+        (condition["reason"],)
+        for condition in status["conditions"]
+        if "/" in condition["type"] and not condition["status"]
+    )
+    yield _build_metric("gitboot_bmc_conditions", bmc_counts)
     for name, key in _TIME_KEYS.items():
         if (at := status.get(key)) is not None:
             yield _build_single_metric(name, datetime.fromisoformat(at).timestamp())
@@ -351,13 +360,13 @@ def collect_status(status: Mapping[str, Any]) -> Iterator[Metric]:
 def _build_histogram(name: str, values: Mapping[L, Mapping[str, Any]]) -> Metric:
     family = _BY_NAME[name]
     metric = Metric(name, family.help_text, family.kind)
-    for labels, each in sorted(values.items()):
+    for labels, histogram in sorted(values.items()):
         label_values = dict(zip(family.labels, labels, strict=True))
-        totals = list(accumulate(each["counts"]))
-        for bound, total in zip((*each["boundsS"], inf), totals, strict=True):
+        totals = list(accumulate(histogram["counts"]))
+        for bound, total in zip((*histogram["boundsS"], inf), totals, strict=True):
             metric.add_sample(family.sample_name, {**label_values, "le": str(bound) if bound < inf else "+Inf"}, total)
         metric.add_sample(f"{name}_count", label_values, totals[-1])
-        metric.add_sample(f"{name}_sum", label_values, each["seconds"])
+        metric.add_sample(f"{name}_sum", label_values, histogram["seconds"])
     return metric
 
 

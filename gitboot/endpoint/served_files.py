@@ -1,4 +1,4 @@
-"""Served files: read the output tree and the status of the instance."""
+"""Served files: read the output tree and the instance's status, and reread a file only if it has changed."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from gitboot.status.conditions import find_remedy
 
 _logger = logging.getLogger(__name__)
 REFRESH_S: Final = 1  # the time between two reads of the manifest and the status
+_OPEN_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _T = TypeVar("_T")
 Signature = tuple[int, int, int]  # inode, mtime in ns and size in bytes, which show whether a file has changed
 
@@ -64,10 +65,10 @@ class ServerMoving(Exception):
 def read_signature(file: str) -> Signature | None:
     """Return the signature of a file or folder, or None if gitboot cannot read the file."""
     try:
-        found = os.stat(file)
+        status = os.stat(file)
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class PublishedTree:
@@ -155,10 +156,10 @@ class PublishedTree:
         If the file with these conditions is missing or damaged, endpoints do not serve one-time boots.
         """
         try:
-            found: ServingTerms | None = self._parse_cached_file(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
+            terms: ServingTerms | None = self._parse_cached_file(f"{self.root}/{TERMS}", endpoint_files.parse_terms)
         except (ValueError, OSError):
-            found = None
-        return found or ServingTerms()
+            terms = None
+        return terms or ServingTerms()
 
     def read(self, path: str, max_bytes: int | None = None) -> FileContent | None:
         """Return a file of the output tree. Return None if the file does not exist or is larger than ``max_bytes``.
@@ -175,11 +176,12 @@ class PublishedTree:
         status = self._read_instance_status()
         self.clock.compare_with_instance(status.get("clock"))
         is_other_ledger = any(
-            (each["type"], each["status"], each["reason"]) == ("LedgerNamed", False, "AnotherLedger")
-            for each in status.get("conditions", ())
+            (condition["type"], condition["status"], condition["reason"]) == ("LedgerNamed", False, "AnotherLedger")
+            for condition in status.get("conditions", ())
         )
         self.can_serve = self.head is not None and not is_other_ledger and not self.terms.is_prepared
-        self.stops_all = (stop_order := self.stop_orders.current) is not None and stop_order.stoppage.everything
+        stop_order = self.stop_orders.current
+        self.stops_all = stop_order is not None and stop_order.stoppage.everything
 
     def _read_manifest(self) -> None:
         try:
@@ -213,15 +215,15 @@ class PublishedTree:
         }
 
     def _read_instance_status(self) -> dict[str, Any]:
+        """Return the newest status of the tree's instance, or {} if there is no readable status."""
         statuses: list[dict[str, Any]] = []
         for file in self._statuses:
             with suppress(ValueError, OSError):
-                statuses.append(self._parse_cached_file(file, _parse_status) or {})
-        return max(
-            [each for each in statuses if self._ledger is None or each.get("ledger") in (None, self._ledger)],
-            key=lambda each: parse_written_time(each.get("clock")) or datetime.min.replace(tzinfo=UTC),
-            default={},
-        )
+                status = self._parse_cached_file(file, _parse_status) or {}
+                if self._ledger is None or status.get("ledger") in (None, self._ledger):
+                    statuses.append(status)
+        never = datetime.min.replace(tzinfo=UTC)
+        return max(statuses, key=lambda status: parse_written_time(status.get("clock")) or never, default={})
 
     def _set_condition(self, status: bool, reason: str, message: str) -> None:
         known = self._condition
@@ -239,6 +241,7 @@ class PublishedTree:
         }
 
     def _parse_cached_file(self, file: str, parse_file: Callable[[bytes], Any]) -> Any:
+        """Return the parsed content of a file, or None if the file does not exist."""
         known = self._parsed.get(file)
         if known is not None and known[0] == read_signature(file):
             return known[1]
@@ -249,9 +252,6 @@ class PublishedTree:
         return value
 
 
-_OPEN_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-
-
 def _read_file(file: str, max_bytes: int | None = None) -> FileContent | None:
     try:
         fd = os.open(file, _OPEN_FLAGS)
@@ -260,13 +260,13 @@ def _read_file(file: str, max_bytes: int | None = None) -> FileContent | None:
             raise
         return None
     try:
-        found = os.fstat(fd)
-        if S_ISDIR(found.st_mode):
+        status = os.fstat(fd)
+        if S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
-        if not S_ISREG(found.st_mode) or (max_bytes is not None and found.st_size > max_bytes):
+        if not S_ISREG(status.st_mode) or (max_bytes is not None and status.st_size > max_bytes):
             return None
         with open(fd, "rb", closefd=False) as stream:
-            return FileContent(file, (found.st_ino, found.st_mtime_ns, found.st_size), stream.read())
+            return FileContent(file, (status.st_ino, status.st_mtime_ns, status.st_size), stream.read())
     finally:
         os.close(fd)
 
@@ -303,11 +303,11 @@ def match_documents(tree: PublishedTree, machine: UnknownMachine) -> UnknownMach
     document contains another of its identities. Also return None if the lookup is not possible now.
     """
     try:
-        found = {each: tree.find_server(each) for each in machine.identities}
+        servers = {identity: tree.find_server(identity) for identity in machine.identities}
     except (ServerMoving, ValueError, OSError):
         return None
-    is_uuid_known = machine.uuid is not None and found[format_identity(IdentityKind.UUID, machine.uuid)] is not None
-    server = next((each.state.server for each in found.values() if each is not None), None)
+    is_uuid_known = machine.uuid is not None and servers[format_identity(IdentityKind.UUID, machine.uuid)] is not None
+    server = next((located.state.server for located in servers.values() if located is not None), None)
     if is_uuid_known or (server is not None and machine.uuid is None):
         return None
     return structs.replace(machine, server=server)
@@ -318,5 +318,5 @@ def read_unknown_machines(tree: PublishedTree) -> UnknownMachines | None:
 
     Raises OSError if gitboot cannot read the file.
     """
-    found = tree.read(UNKNOWN)
-    return parse_unknown_machines(found.content) if found is not None else None
+    file = tree.read(UNKNOWN)
+    return parse_unknown_machines(file.content) if file is not None else None

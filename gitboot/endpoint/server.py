@@ -30,9 +30,14 @@ from gitboot.errors import UsageError
 if TYPE_CHECKING:
     from gitboot.status.instance_status import Endpoints
 
+_logger = logging.getLogger(__name__)
 _BACKLOG: Final = 2048
 _KEEP_ALIVE_S: Final = 30  # firmware and boot loaders may wait for a long time between two files
 _STUCK_CHECK_S: Final = 2
+# the shortest and the longest pause before gitboot restarts a worker
+_MIN_PAUSE_S: Final = 0.1
+_MAX_PAUSE_S: Final = 5.0
+_STEADY_S: Final = 30  # the next pause is the shortest one if the worker ran at least for this time
 
 
 class EndpointServer:
@@ -100,12 +105,12 @@ class _Server(uvicorn.Server):
         await super().startup(sockets)
         self._accepting = [
             asyncio.create_task(
-                each.accept_clients(
+                tls_socket.accept_clients(
                     lambda: Connection(self.config, self.server_state, self.lifespan.state),
                     self.server_state.connections,
                 )
             )
-            for each in self._tls_sockets
+            for tls_socket in self._tls_sockets
         ]
 
     async def on_tick(self, counter: int) -> bool:
@@ -158,16 +163,13 @@ def _format_url(host: str, port: int, scheme: str = "http") -> str:
 
 
 def _parse_listen_address(address: str) -> tuple[str, int]:
-    found = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})", address)
-    if found is None or int(found[3]) > 65535:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^\[\]:/\s]+)):([0-9]{1,5})", address)
+    if match is None or int(match[3]) > 65535:
         raise UsageError(f'expected HOST:PORT or [HOST]:PORT to listen on, found "{address}"')
-    return found[1] or found[2], int(found[3])
+    return match[1] or match[2], int(match[3])
 
 
-_logger = logging.getLogger(__name__)
-_MIN_PAUSE_S: Final = 0.1
-_MAX_PAUSE_S: Final = 5.0
-_STEADY_S: Final = 30  # gitboot restarts a worker without a pause if the worker ran at least for this time
+# Worker processes
 
 
 class WorkerLimits(NamedTuple):
@@ -206,15 +208,11 @@ class Workers:
         machines_tls: socket.socket | None = None,
         limits: WorkerLimits = _LIMITS,
     ) -> None:
-        self._command, self._sockets = list(command), list[socket.socket]()
-        for option, each in (
-            ("--fd", listening_socket),
-            ("--operators-fd", operators),
-            ("--machines-tls-fd", machines_tls),
-        ):
-            if each is not None:
-                self._command += [option, str(each.fileno())]
-                self._sockets.append(each)
+        sockets = {"--fd": listening_socket, "--operators-fd": operators, "--machines-tls-fd": machines_tls}
+        self._sockets_by_option = {option: opened for option, opened in sockets.items() if opened is not None}
+        self._command = list(command)
+        for option, opened in self._sockets_by_option.items():
+            self._command += [option, str(opened.fileno())]
         self._count, self._on_change, self._limits = count, on_change, limits
         self._lock = threading.Lock()
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * count
@@ -245,8 +243,8 @@ class Workers:
             process.kill()
         for thread in self._threads:
             thread.join()
-        for each in self._sockets:
-            each.close()
+        for opened in self._sockets_by_option.values():
+            opened.close()
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -263,7 +261,8 @@ class Workers:
         with self._lock:
             running = [process is not None and process.poll() is None for process in self._processes]
             hung = sum(
-                each >= self._limits.silent_s for each, runs in zip(self._silent_s, running, strict=True) if runs
+                is_running and silent_s >= self._limits.silent_s
+                for is_running, silent_s in zip(running, self._silent_s, strict=True)
             )
             return Endpoints(expected=self._count, alive=sum(running) - hung, restarts=self._restarts, hung=hung)
 
@@ -271,9 +270,11 @@ class Workers:
         pause_s = 0.0
         while not self._stopping.wait(pause_s):
             began_s = time.monotonic()
-            if (process_and_pipe := self._start_process(number)) is None:
+            started = self._start_process(number)
+            if started is None:
                 return
-            self._watch_process(number, *process_and_pipe)
+            process, heartbeat_fd = started
+            self._watch_process(number, process, heartbeat_fd)
             if time.monotonic() - began_s >= _STEADY_S:
                 pause_s = 0.0
             pause_s = min(max(2 * pause_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
@@ -289,8 +290,9 @@ class Workers:
                 return None
             read_fd, write_fd = os.pipe()
             command = [*self._command, "--life-fd", str(write_fd)]
+            socket_fds = [opened.fileno() for opened in self._sockets_by_option.values()]
             try:
-                process = spawn(command, pass_fds=[*(each.fileno() for each in self._sockets), write_fd])
+                process = spawn(command, pass_fds=[*socket_fds, write_fd])
             except BaseException:
                 os.close(read_fd)
                 raise
@@ -320,8 +322,9 @@ class Workers:
                     )
                     process.kill()
             with self._lock:
-                before, self._silent_s[number] = self._silent_s[number], silent_s
-            if (before >= self._limits.silent_s) is not (silent_s >= self._limits.silent_s):
+                was_silent = self._silent_s[number] >= self._limits.silent_s
+                self._silent_s[number] = silent_s
+            if was_silent is not (silent_s >= self._limits.silent_s):
                 self._on_change()
         process.wait()
         os.close(heartbeat_fd)

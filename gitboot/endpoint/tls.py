@@ -65,9 +65,10 @@ class Certificate:
 
         Return an event if the result differs from the last result.
         """
-        failure, is_first = self.failure, not self._signatures
+        previous_failure = self.failure
+        is_first_load = not self._signatures
         signatures = read_signature(str(self._file)), read_signature(str(self._key))
-        if signatures == self._signatures and failure is None:
+        if signatures == self._signatures and previous_failure is None:
             return None
         self._signatures = signatures
         try:
@@ -77,22 +78,34 @@ class Certificate:
             self.failure = str(error)
         if self.failure is None:
             message = f"the endpoint now uses the certificate in {self._file}"
-            return None if is_first else Event(at=at, type="CertificateReadable", message=message)
-        if self.failure == failure:
+            return None if is_first_load else Event(at=at, type="CertificateReadable", message=message)
+        if self.failure == previous_failure:
             return None
-        effect = (
-            "the endpoint keeps the previous certificate"
-            if self._current is not None
-            else "the endpoint rejects connections"
-        )
+        keeps_previous = self._current is not None
+        effect = "the endpoint keeps the previous certificate" if keeps_previous else "the endpoint rejects connections"
         return Event(at=at, type="CertificateUnreadable", message=f"{self.failure}: {effect}", warning=True)
 
     def load(self) -> None:
         """Load the two files, and use them for new connections. Raises `UsageError` if gitboot cannot use them."""
+        with convert_os_errors(self._key, "read"):
+            self._key.read_bytes()
+        with convert_os_errors(self._file, "read"):
+            content = self._file.read_bytes()
+        context = self._load_chain()
+        try:
+            is_same = self._file.read_bytes() == content
+        except OSError:
+            is_same = False
+        if not is_same:  # the file changed between the two reads, so OpenSSL has loaded a different certificate
+            raise UsageError(f"{self._file} changed while gitboot was reading it")
+        public_key = read_public_key(content)
+        self._check_key(public_key)
+        self._current, self._public_key = context, public_key
+        self.ends = min(read_certificate_expiries(content), default=None)
+
+    def _load_chain(self) -> ssl.SSLContext:
+        """Return a context that uses the two files. Raises `UsageError` if OpenSSL rejects a file."""
         file, key = self._file, self._key
-        for each in (key, file):
-            with convert_os_errors(each, "read"):
-                content = each.read_bytes()
         context = _build_context(self._suites)
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_verify_locations(file)
@@ -114,16 +127,7 @@ class Certificate:
             raise UsageError(f"{file} cannot be used: {error.reason.lower().replace('_', ' ')}") from None
         except OSError as error:
             raise UsageError(f"{file} or {key} cannot be read: {error.strerror}") from None
-        try:
-            is_same = file.read_bytes() == content
-        except OSError:
-            is_same = False
-        if not is_same:  # the file changed between the two reads, so OpenSSL has loaded a different certificate
-            raise UsageError(f"{file} changed while gitboot was reading it")
-        public_key = read_public_key(content)
-        self._check_key(public_key)
-        self._current, self._public_key = context, public_key
-        self.ends = min(read_certificate_expiries(content), default=None)
+        return context
 
     def _check_key(self, public_key: bytes | None) -> None:
         if public_key is None:
