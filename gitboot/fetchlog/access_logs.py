@@ -52,18 +52,34 @@ class IgnoreReason(StrEnum):
     SIGNED = "with credentials, which no machine has"
 
 
+LineContent = Observation | UnknownMachine | IgnoreReason  # the result of parsing a line
 # the path may have a prefix, because a mirror may serve the files below one
 _EVIDENCE: Final = re.compile(rf"(?:.*/)?({build_evidence_expression()})")
 
 
 class _Sender(Enum):
+    """The kind of client that sent a request."""
+
     MACHINE = auto()
     TOOL = auto()
     # a machine or a monitor sent the request; the line is not evidence, but the fetch may have installed a server
     UNCLEAR = auto()
 
 
-LineContent = Observation | UnknownMachine | IgnoreReason  # the result of parsing a line
+class LoggedRequest(NamedTuple):
+    """A request in a line of an access log, in any of the formats."""
+
+    at: str
+    client: str
+    method: str
+    path: str
+    status: int
+    # the Last-Modified header of the response, or ""; None: the log does not contain this header
+    last_modified: str | None
+    is_complete: bool
+    query: str = ""
+    agent: str | None = None  # the User-Agent, or ""; None: the log does not contain this header
+    is_signed: bool = False  # whether the client sent credentials, which machines do not have
 
 
 def parse_line(line: bytes) -> LineContent:
@@ -80,52 +96,63 @@ def parse_line(line: bytes) -> LineContent:
     request = _parse_request(line)
     if request is None:
         return IgnoreReason.FORMAT
-    found = _EVIDENCE.fullmatch(request.path)
-    if found is None:
+    match = _EVIDENCE.fullmatch(request.path)
+    if match is None:
         return IgnoreReason.PATH
     if request.method != "GET":
         return IgnoreReason.METHOD
-    path, query = f"boot/{found[1]}", parse_query(request.query)
+    path = f"boot/{match[1]}"
+    query = parse_query(request.query)
     if is_gitboot_check(request.agent or "", query):
         return IgnoreReason.CHECK
     sender = _classify_sender(path, request.agent, query)
     if request.status == 404 and (sender is _Sender.MACHINE or request.agent is None):
-        return _parse_unknown_machine(found[1], request, query) or IgnoreReason.STATUS
+        return _parse_unknown_machine(match[1], request, query) or IgnoreReason.STATUS
+    if request.status != 200:
+        return IgnoreReason.STATUS
+    if not request.is_complete:
+        return IgnoreReason.PART
     token = find_token(path) if request.last_modified is None else None
-    modified = client = None
-    # Python's parsers raise these errors for a malformed line
-    with suppress(ValueError, OverflowError, IndexError, TypeError):
-        modified = int(parsedate_to_datetime(request.last_modified or "").timestamp())
-    with suppress(ValueError):
-        client = str(ip_address(request.client.partition("%")[0]))
-    for is_ignored, reason in (
-        (request.status != 200, IgnoreReason.STATUS),
-        (not request.is_complete, IgnoreReason.PART),
-        (token is None and modified is None, IgnoreReason.VERSION),
-        (sender is _Sender.TOOL, IgnoreReason.AGENT),
-        (request.is_signed, IgnoreReason.SIGNED),
-        (client is None and _has_token(path), IgnoreReason.CLIENT),
-    ):
-        if is_ignored:
-            return reason
-    if client is None:
-        client, sender = "unknown", _Sender.UNCLEAR
+    modified = _parse_last_modified(request.last_modified)
+    if token is None and modified is None:
+        return IgnoreReason.VERSION
+    if sender is _Sender.TOOL:
+        return IgnoreReason.AGENT
+    if request.is_signed:
+        return IgnoreReason.SIGNED
+    client = _parse_client(request.client)
+    if client is None and _has_token(path):
+        return IgnoreReason.CLIENT
     try:
         at = parse_instant(request.at)
     except ValueError:
         return IgnoreReason.FORMAT
+    is_intent = sender is _Sender.UNCLEAR or client is None
     try:
         return Observation(
             server="",
             path=path,
-            client=client,
+            client=client if client is not None else "unknown",
             at=at,
             digest=Digest(token) if token is not None else None,
             modified=modified,
-            intent=sha256(line.rstrip(b"\r\n")).hexdigest()[:32] if sender is _Sender.UNCLEAR else None,
+            intent=sha256(line.rstrip(b"\r\n")).hexdigest()[:32] if is_intent else None,
         )
     except ValueError:
         return IgnoreReason.VERSION
+
+
+def _parse_last_modified(header: str | None) -> int | None:
+    # Python's parsers raise these errors for a malformed header
+    with suppress(ValueError, OverflowError, IndexError, TypeError):
+        return int(parsedate_to_datetime(header or "").timestamp())
+    return None
+
+
+def _parse_client(address: str) -> str | None:
+    with suppress(ValueError):
+        return str(ip_address(address.partition("%")[0]))
+    return None
 
 
 def _classify_sender(path: str, agent: str | None, query: Mapping[str, str]) -> _Sender:
@@ -150,11 +177,17 @@ def _has_token(path: str) -> bool:
 
 
 def _parse_unknown_machine(path: str, request: LoggedRequest, query: Mapping[str, str]) -> UnknownMachine | None:
+    client = _parse_client(request.client)
+    if client is None:
+        return None
+    values = {name: value for name, value in query.items() if value}
     try:
-        client, at = str(ip_address(request.client.partition("%")[0])), parse_instant(request.at)
-        return parse_unknown_machine(path, {name: value for name, value in query.items() if value}, client, at)
+        return parse_unknown_machine(path, values, client, parse_instant(request.at))
     except ValueError:
         return None
+
+
+# Formats
 
 
 def _parse_request(line: bytes) -> LoggedRequest | None:
@@ -185,8 +218,17 @@ def _parse_nginx(document: Any) -> LoggedRequest | None:
             is_complete = complete == "OK" and length == str(sent)
             # log formats of earlier versions contain neither of these fields
             query, agent = more.get("query"), more.get("agent")
-            query_text, agent_text = query if isinstance(query, str) else "", agent if isinstance(agent, str) else None
-            return LoggedRequest(at, client, method, path, status, modified, is_complete, query_text, agent_text)
+            return LoggedRequest(
+                at,
+                client,
+                method,
+                path,
+                status,
+                modified,
+                is_complete,
+                query=query if isinstance(query, str) else "",
+                agent=agent if isinstance(agent, str) else None,
+            )
     return None
 
 
@@ -227,20 +269,6 @@ def _read_single_header(headers: dict[str, Any], name: str) -> str:
     return ""
 
 
-class LoggedRequest(NamedTuple):
-    at: str
-    client: str
-    method: str
-    path: str
-    status: int
-    # the Last-Modified header of the response, or ""; None: the log does not contain this header
-    last_modified: str | None
-    is_complete: bool
-    query: str = ""
-    agent: str | None = None  # the User-Agent, or ""; None: the log does not contain this header
-    is_signed: bool = False  # whether the client sent credentials, which machines do not have
-
-
 _MONTHS: Final = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _S3: Final = re.compile(
     r"\S+ \S+ \[(?P<day>\d\d)/(?P<month>[A-Z][a-z]{2})/(?P<year>\d{4}):(?P<time>\d\d:\d\d:\d\d) (?P<offset>[+-]\d{4})\]"
@@ -253,24 +281,24 @@ _CLOUDFRONT: Final = "Amazon CloudFront"  # the User-Agent with which CloudFront
 
 def parse_s3_line(line: str) -> LoggedRequest | None:
     """Parse a line of an S3 log, in which the object key is URL-encoded twice."""
-    found = _S3.fullmatch(line)
-    if found is None or found["month"] not in _MONTHS:
+    match = _S3.fullmatch(line)
+    if match is None or match["month"] not in _MONTHS:
         return None
-    month = _MONTHS.index(found["month"]) + 1
-    offset = f"{found['offset'][:3]}:{found['offset'][3:]}"
-    agent_match = _S3_AGENT.match(found["rest"])
+    month = _MONTHS.index(match["month"]) + 1
+    offset = f"{match['offset'][:3]}:{match['offset'][3:]}"
+    agent_match = _S3_AGENT.match(match["rest"])
     agent = _decode_field(agent_match["agent"]) if agent_match is not None else None
     return LoggedRequest(
-        at=f"{found['year']}-{month:02}-{found['day']}T{found['time']}{offset}",
-        client=found["client"],
-        method=found["method"],
-        path=f"/{unquote(unquote(found['key']))}",
-        status=int(found["status"]),
+        at=f"{match['year']}-{month:02}-{match['day']}T{match['time']}{offset}",
+        client=match["client"],
+        method=match["method"],
+        path=f"/{unquote(unquote(match['key']))}",
+        status=int(match["status"]),
         last_modified=None,
-        is_complete=_parse_size(found["sent"]) == _parse_size(found["size"]),
-        query=found["request"].partition("?")[2].partition(" ")[0],
+        is_complete=_parse_size(match["sent"]) == _parse_size(match["size"]),
+        query=match["request"].partition("?")[2].partition(" ")[0],
         agent=agent,
-        is_signed=found["requester"] != "-" and not (agent or "").startswith(_CLOUDFRONT),
+        is_signed=match["requester"] != "-" and not (agent or "").startswith(_CLOUDFRONT),
     )
 
 
@@ -299,7 +327,9 @@ _COMPLETE_RESULTS: Final = frozenset({"Hit", "RefreshHit", "Miss", "OriginShield
 def parse_cloudfront_line(line: str) -> LoggedRequest | None:
     """Parse a line of a CloudFront log, which has 33 tab-separated fields."""
     values = line.split("\t")
-    return parse_cloudfront_json(dict(zip(_FIELDS, values, strict=True))) if len(values) == len(_FIELDS) else None
+    if len(values) != len(_FIELDS):
+        return None
+    return parse_cloudfront_json(dict(zip(_FIELDS, values, strict=True)))
 
 
 def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
@@ -323,7 +353,7 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
             is_within = re.fullmatch(r"\d{1,18}", length, re.ASCII) is not None and int(sent) > int(length)
             is_complete = {result, detail} <= _COMPLETE_RESULTS and start == "-" and is_within
             at = f"{date}T{time}+00:00"
-            agent, query = (more.get(name) for name in ("cs(User-Agent)", "cs-uri-query"))
+            agent, query = more.get("cs(User-Agent)"), more.get("cs-uri-query")
             return LoggedRequest(
                 at,
                 client,
@@ -338,8 +368,13 @@ def parse_cloudfront_json(fields: Mapping[str, Any]) -> LoggedRequest | None:
     return None
 
 
+# Log files
+
 _MAX_LINE_BYTES: Final = 256 * 1024  # gitboot reads a longer line in pieces, which count as separate lines
-_HASH_BYTES: Final = 1024
+_HASH_BYTES: Final = 1024  # how many bytes before an offset identify a file
+_MAX_POSITIONS: Final = 64  # the maximum number of files whose positions gitboot stores
+_COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
+_SAVE_EVERY: Final = 1000  # lines
 
 
 class _Position(NamedTuple):
@@ -358,7 +393,10 @@ class _OpenFile:
         self._last_stat = (-1, -1)
 
     def has_changed(self) -> bool:
-        before, self._last_stat = self._last_stat, (self.stat.st_size, self.stat.st_mtime_ns)
+        """Return whether the size or the modification time has changed since the last call."""
+        stat = self.stat
+        before = self._last_stat
+        self._last_stat = (stat.st_size, stat.st_mtime_ns)
         return self._last_stat != before
 
     def read_lines(self) -> Iterator[bytes]:
@@ -393,11 +431,6 @@ class _OpenFile:
         return sha256(os.pread(self.handle.fileno(), offset - start, start)).hexdigest()
 
 
-_MAX_POSITIONS: Final = 64  # the maximum number of files whose positions gitboot stores
-_COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst")
-_SAVE_EVERY: Final = 1000  # lines
-
-
 class LogFile:
     """The log at ``path`` with its rotated files. The folder ``state_dir`` contains how far gitboot has read each file.
 
@@ -423,13 +456,10 @@ class LogFile:
         self._since_ns: int | None = None
 
     def __enter__(self) -> Self:
+        message = f"another process is already reading {self._path} into {self._state_file.parent}"
         with ExitStack() as stack:
             try:
-                stack.enter_context(
-                    hold_lock(
-                        self._lock, f"another process is already reading {self._path} into {self._state_file.parent}"
-                    )
-                )
+                stack.enter_context(hold_lock(self._lock, message))
             except OSError as error:
                 raise UsageError(f"{self._lock}: {error.strerror}") from error
             self._load_positions()
@@ -447,18 +477,9 @@ class LogFile:
         """
         try:
             since_ns = self._open_changed_files()
-            for inode, file in sorted(self._open_files.items(), key=lambda each: each[1].stat.st_mtime_ns):
+            for inode, file in sorted(self._open_files.items(), key=lambda item: item[1].stat.st_mtime_ns):
                 if file.has_changed():
-                    # The file may be a truncated log or a rotated copy, so gitboot looks for its last known position.
-                    known = max((position for position in self._positions if file.matches(position)), default=None)
-                    file.offset = known.offset if known else 0
-                    try:
-                        for number, line in enumerate(file.read_lines(), 1):
-                            yield line
-                            if number % _SAVE_EVERY == 0:
-                                known = self._save_position(file, known)
-                    finally:
-                        self._save_position(file, known)
+                    yield from self._read_new_lines(file)
                 if file.stat.st_nlink == 0:
                     self._open_files.pop(inode).handle.close()
             if since_ns != self._since_ns:
@@ -467,14 +488,26 @@ class LogFile:
         except OSError as error:
             raise UsageError(f"gitboot cannot read {self._path} to the end: {error}") from error
 
+    def _read_new_lines(self, file: _OpenFile) -> Iterator[bytes]:
+        # The file may be a truncated log or a rotated copy, so gitboot looks for its last known position.
+        known = max((position for position in self._positions if file.matches(position)), default=None)
+        file.offset = known.offset if known is not None else 0
+        try:
+            for number, line in enumerate(file.read_lines(), 1):
+                yield line
+                if number % _SAVE_EVERY == 0:
+                    known = self._save_position(file, known)
+        finally:
+            self._save_position(file, known)
+
     def _open_changed_files(self) -> int | None:
         """Open the files that changed since the last call.
 
         Return a time. gitboot has opened or already read all files that were last modified before this time.
         """
-        found = list(self._list_files())
-        since_ns = max((stat.st_mtime_ns for _, stat in found), default=self._since_ns)
-        for path, stat in found:
+        files = list(self._list_files())
+        since_ns = max((stat.st_mtime_ns for _, stat in files), default=self._since_ns)
+        for path, stat in files:
             is_log = path == self._path
             is_new = self._since_ns is not None and stat.st_mtime_ns >= self._since_ns
             if stat.st_ino in self._open_files or not (is_log or is_new):
@@ -486,10 +519,11 @@ class LogFile:
             with suppress(FileNotFoundError):  # rotation has renamed the file meanwhile
                 file = _OpenFile(self._stack.enter_context(path.open("rb", buffering=0)))
                 self._open_files[file.stat.st_ino] = file
-        self._sizes = {stat.st_ino: stat.st_size for _, stat in found}
+        self._sizes = {stat.st_ino: stat.st_size for _, stat in files}
         return since_ns
 
     def _list_files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yield the log and its rotated files."""
         for path in self._path.parent.iterdir():
             if path == self._path or (self._rotated.fullmatch(path.name) and path.suffix not in _COMPRESSED):
                 with suppress(FileNotFoundError):
@@ -498,9 +532,10 @@ class LogFile:
                         yield path, stat
 
     def _save_position(self, file: _OpenFile, previous: _Position | None) -> _Position:
+        """Store the position in a file instead of the ``previous`` position, and return it."""
         position = file.position
         if position.offset and position != previous:
-            others = [each for each in self._positions if each != previous]
+            others = [other for other in self._positions if other != previous]
             self._positions = [*others, position][-_MAX_POSITIONS:]
             self._write_positions()
         return position

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -24,6 +24,11 @@ from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, find_non_scri
 from gitboot.system_clock import Uptime
 from gitboot.text import format_count, format_omitted, printable
 
+_T = TypeVar("_T")
+
+
+# Denials
+
 
 class DenialReason(StrEnum):
     """The reason why an endpoint withheld an install boot or a secret."""
@@ -41,6 +46,8 @@ class DenialReason(StrEnum):
 
 
 class Denial(Struct, frozen=True, kw_only=True):
+    """The last boot or secret that an endpoint withheld from a server for one reason."""
+
     reason: DenialReason
     server: str
     words: str  # the description of the reason
@@ -56,6 +63,7 @@ class UntrustedProxy(Struct, frozen=True, kw_only=True, order=True):
     at: datetime  # the time of a request, rounded to ten minutes
 
 
+MIN_UNCOUNTED: Final = 5  # if other clients sent fewer requests, an operator has probably read a boot script
 _REASON_TEXTS: Final = {
     DenialReason.CLOCK: "an endpoint's clock differs from the instance's clock",
     DenialReason.ANOTHER_MACHINE: "the client is not the machine in the Server document",
@@ -78,18 +86,18 @@ def describe_denial(reason: DenialReason) -> str:
     return _REASON_TEXTS[reason]
 
 
-MIN_UNCOUNTED: Final = 5  # if other clients sent fewer requests, an operator has probably read a boot script
-
-
 def select_reportable_denials(denials: Iterable[Denial]) -> list[Denial]:
     """Return the denials that an operator should see.
 
     The result omits boots that were already served, boots that an operator stopped, and small numbers of requests from
     clients that are not machines.
     """
-    found = [each for each in denials if each.reason not in (DenialReason.SERVED_BEFORE, DenialReason.STOPPED)]
-    uncounted = sum(each.times for each in found if each.reason is DenialReason.NOT_COUNTED)
-    return [each for each in found if each.reason is not DenialReason.NOT_COUNTED or uncounted >= MIN_UNCOUNTED]
+    omitted_reasons = [DenialReason.SERVED_BEFORE, DenialReason.STOPPED]
+    denials = list(denials)
+    uncounted = sum(denial.times for denial in denials if denial.reason is DenialReason.NOT_COUNTED)
+    if uncounted < MIN_UNCOUNTED:
+        omitted_reasons.append(DenialReason.NOT_COUNTED)
+    return [denial for denial in denials if denial.reason not in omitted_reasons]
 
 
 def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | None:
@@ -98,18 +106,22 @@ def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | N
     Return None if there are no denials.
     """
     by_reason: dict[DenialReason, list[Denial]] = {}
-    for each in select_reportable_denials(denials):
-        by_reason.setdefault(each.reason, []).append(each)
-    words = []
-    for reason in (each for each in _REASON_TEXTS if each in by_reason):
-        found = by_reason[reason]
-        last = max(found, key=lambda each: each.at)
-        others = f" {format_omitted(len({each.server for each in found}) - 1, 'server')}"
-        words.append(
-            f"{_REASON_TEXTS[reason]}: gitboot withheld {last.server}'s boot ({last.words}; requested by "
-            f"{last.client} at {format_instant(last.at)}, {format_count(last.times, 'time')}){others}".rstrip()
-        )
-    return (next(reason for reason in _REASON_TEXTS if reason in by_reason), "; ".join(words)) if words else None
+    for denial in select_reportable_denials(denials):
+        by_reason.setdefault(denial.reason, []).append(denial)
+    reasons = [reason for reason in _REASON_TEXTS if reason in by_reason]
+    if not reasons:
+        return None
+    return reasons[0], "; ".join(_summarise_reason(reason, by_reason[reason]) for reason in reasons)
+
+
+def _summarise_reason(reason: DenialReason, denials: Collection[Denial]) -> str:
+    last = max(denials, key=lambda denial: denial.at)
+    servers = {denial.server for denial in denials}
+    return (
+        f"{_REASON_TEXTS[reason]}: gitboot withheld {last.server}'s boot ({last.words}; requested by "
+        f"{last.client} at {format_instant(last.at)}, {format_count(last.times, 'time')}) "
+        f"{format_omitted(len(servers) - 1, 'server')}"
+    ).rstrip()
 
 
 def list_proxies_to_trust(proxies: Iterable[UntrustedProxy]) -> list[str]:
@@ -117,8 +129,8 @@ def list_proxies_to_trust(proxies: Iterable[UntrustedProxy]) -> list[str]:
 
     If some of these addresses are loopback addresses, return only the loopback addresses.
     """
-    found = [each.address for each in proxies]
-    return [each for each in found if ip_address(each).is_loopback] or found
+    addresses = [proxy.address for proxy in proxies]
+    return [address for address in addresses if ip_address(address).is_loopback] or addresses
 
 
 def build_untrusted_proxy_message(proxies: Iterable[UntrustedProxy]) -> str:
@@ -132,28 +144,7 @@ def build_untrusted_proxy_message(proxies: Iterable[UntrustedProxy]) -> str:
     )
 
 
-_T = TypeVar("_T")
-
-
-def drop_concluded_intents(items: Iterable[_T], get_observation: Callable[[_T], Observation]) -> list[_T]:
-    """Return the items in order, without the intents whose outcome is also among the items.
-
-    One item remains for each intent. The outcome `served` counts as a fetch, and takes precedence over `withheld`,
-    which means that the endpoint sent no byte. An intent without an outcome uses up the boot but does not count as
-    evidence.
-    """
-    found = [(each, get_observation(each)) for each in items]
-    served = {each.intent for _, each in found if each.outcome is Outcome.SERVED}
-    known = served | {each.intent for _, each in found if each.outcome is Outcome.WITHHELD}
-    omitted = {None: known, Outcome.SERVED: set(), Outcome.WITHHELD: served}  # the intents to omit, for each outcome
-    return [item for item, each in found if each.intent is None or each.intent not in omitted[each.outcome]]
-
-
-def select_consuming_fetches(observations: Iterable[Observation]) -> list[Observation]:
-    return [
-        each for each in drop_concluded_intents(observations, lambda each: each) if each.outcome is not Outcome.WITHHELD
-    ]
-
+# Observations
 
 MAX_LOG_BYTES: Final = 4096  # the maximum size of an installer's log
 _MAX_LINES: Final = 20
@@ -260,7 +251,35 @@ class Observation:
         return kind is not None and kind.role in (Role.DATA, Role.SEALED)
 
 
+def drop_concluded_intents(items: Iterable[_T], get_observation: Callable[[_T], Observation]) -> list[_T]:
+    """Return the items in order, without the intents whose outcome is also among the items.
+
+    One item remains for each intent. The outcome `served` counts as a fetch, and takes precedence over `withheld`,
+    which means that the endpoint sent no byte. An intent without an outcome uses up the boot but does not count as
+    evidence.
+    """
+    pairs = [(item, get_observation(item)) for item in items]
+    served = {observation.intent for _, observation in pairs if observation.outcome is Outcome.SERVED}
+    withheld = {observation.intent for _, observation in pairs if observation.outcome is Outcome.WITHHELD}
+    # for the outcome of an observation: the intents for which the result contains a better observation
+    omitted = {None: served | withheld, Outcome.WITHHELD: served, Outcome.SERVED: set()}
+    return [
+        item
+        for item, observation in pairs
+        if observation.intent is None or observation.intent not in omitted[observation.outcome]
+    ]
+
+
+def select_consuming_fetches(observations: Iterable[Observation]) -> list[Observation]:
+    """Return the fetches that use up a boot, in order. A boot that the endpoint withheld is not used up."""
+    concluded = drop_concluded_intents(observations, lambda observation: observation)
+    return [observation for observation in concluded if observation.outcome is not Outcome.WITHHELD]
+
+
+# Reports of endpoints
+
 SUFFIX: Final = ".report"
+REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
 _REASONS_BY_OLD_NAME: Final = {
     "AnotherGiver": "AnotherFetchLog",
     "Given": "AlreadyServed",
@@ -291,31 +310,33 @@ def remove_report(folder: Path, name: str) -> None:
         (folder / f"{name}{SUFFIX}").unlink()
 
 
-REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
-
-
 def read_reports(folder: Path, at: datetime) -> EndpointReport:
     """Return the merged reports of all endpoints that write to a spool."""
-    found = [
-        each for path in folder.glob(f"*{SUFFIX}") for each in _read_report(path) if each.at > at - REPORT_LIFETIME
-    ]
-    refused = [each for each in found if isinstance(each, Denial)]
-    proxies = {each.address: each for each in found if isinstance(each, UntrustedProxy)}
-    return EndpointReport(
-        tuple(sorted(refused, key=lambda each: (each.reason, each.server, each.at))), tuple(sorted(proxies.values()))
-    )
+    refused: list[Denial] = []
+    proxies: dict[str, UntrustedProxy] = {}
+    for path in folder.glob(f"*{SUFFIX}"):
+        for item in _read_report(path):
+            if item.at <= at - REPORT_LIFETIME:
+                continue
+            if isinstance(item, Denial):
+                refused.append(item)
+            else:
+                proxies[item.address] = item
+    refused.sort(key=lambda denial: (denial.reason, denial.server, denial.at))
+    return EndpointReport(tuple(refused), tuple(sorted(proxies.values())))
 
 
 def _read_report(path: Path) -> Iterator[Denial | UntrustedProxy]:
+    """Yield the untrusted proxies and the denials in a report. Stop at the first invalid value."""
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes())
         lists = content if isinstance(content, dict) else {"refused": content}  # the version 2fefe59 wrote a list
-        for each in _as_list(lists.get("proxies")):
-            match each:
+        for item in _as_list(lists.get("proxies")):
+            match item:
                 case {"address": str(address), "at": str(at)}:
                     yield UntrustedProxy(address=str(ip_address(address)), at=parse_instant(at))
-        for each in _as_list(lists.get("refused")):
-            match each:
+        for item in _as_list(lists.get("refused")):
+            match item:
                 case {
                     "reason": str(reason),
                     "server": str(server),
@@ -339,6 +360,8 @@ def _read_report(path: Path) -> Iterator[Denial | UntrustedProxy]:
 def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
+
+# Clients and their queries
 
 _MAX_FIELDS: Final = 100  # the maximum number of fields in a query
 _IPV6_NETWORK: Final = 64  # bits

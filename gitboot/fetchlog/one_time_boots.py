@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +24,20 @@ OTHERS: Final = "others"  # stands for all addresses beyond MAX_ADDRESSES
 _USER_DATA: Final = "user-data/"
 _REPORT: Final = "reports/"
 _ENCRYPTED: Final = "secrets/"
+# a file in the instance's spool that maps each site to the spool of a host
+_INSTANCE_FILE: Final = Path(".forwarded", "soles")
+_HOST_FILES: Final = ("sole", "sole.left")  # files in the spool of that host
+
+
+class FetchLogUnavailable(Exception):
+    """The error for a fetch log that does not respond in time, or that gitboot cannot read."""
+
+
+class BatchRejected(Exception):
+    """The error for a batch of fetches that the instance rejects. The message states the reason."""
+
+
+# Fetches of secrets
 
 
 def find_secret(path: str) -> str | None:
@@ -73,7 +86,7 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
     @property
     def totals(self) -> tuple[int, int]:
         """The number of addresses and the number of fetches. All addresses in ``others`` count as one address."""
-        return len(self.all_fetches), sum(each.times for each in self.all_fetches)
+        return len(self.all_fetches), sum(fetches.times for fetches in self.all_fetches)
 
     @property
     def all_fetches(self) -> list[AddressFetches]:
@@ -89,10 +102,11 @@ class SecretFetches(Struct, frozen=True, kw_only=True):
         return addresses > self.confirmed[0] or times > self.confirmed[1] + MAX_FETCHES
 
     def add_fetch(self, address: str, at: datetime, times: int) -> SecretFetches:
+        no_fetches = AddressFetches(at, at, 0)
         if address in self.addresses or (len(self.addresses) < MAX_ADDRESSES and address != OTHERS):
-            before = self.addresses.get(address, AddressFetches(at, at, 0))
-            return structs.replace(self, addresses={**self.addresses, address: before.add_fetches(at, times)})
-        return structs.replace(self, others=(self.others or AddressFetches(at, at, 0)).add_fetches(at, times))
+            fetches = self.addresses.get(address, no_fetches).add_fetches(at, times)
+            return structs.replace(self, addresses={**self.addresses, address: fetches})
+        return structs.replace(self, others=(self.others or no_fetches).add_fetches(at, times))
 
 
 class InstallationFetches(Struct, frozen=True, kw_only=True):
@@ -107,15 +121,15 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
     @property
     def secret_fetches(self) -> dict[str, SecretFetches]:
         """The fetches of secrets and user data, without requests for report paths."""
-        return {name: each for name, each in self.secrets.items() if not is_report(name)}
+        return {name: fetches for name, fetches in self.secrets.items() if not is_report(name)}
 
     @property
     def is_unexpected(self) -> bool:
-        return any(each.is_unexpected for each in self.secret_fetches.values())
+        return any(fetches.is_unexpected for fetches in self.secret_fetches.values())
 
     @property
     def last(self) -> datetime:
-        return max(each.last for secret in self.secrets.values() for each in secret.all_fetches)
+        return max(fetches.last for secret in self.secrets.values() for fetches in secret.all_fetches)
 
     def has_fetched(self, address: str, secret: str) -> bool:
         """Return whether an address has fetched a secret in this installation.
@@ -124,8 +138,8 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
         """
         is_user_data = secret.startswith(_USER_DATA)
         return any(
-            address in each.addresses
-            for name, each in self.secrets.items()
+            address in fetches.addresses
+            for name, fetches in self.secrets.items()
             if name == secret or (is_user_data and name.startswith(_USER_DATA))
         )
 
@@ -136,18 +150,24 @@ class InstallationFetches(Struct, frozen=True, kw_only=True):
                 "installation": self.key,
                 "attempt": self.attempt,
                 "secret": name,
-                "unexpected": each.is_unexpected,
-                "times": each.totals[1],
+                "unexpected": secret.is_unexpected,
+                "times": secret.totals[1],
                 "addresses": [
-                    {"address": address, **to_json_value(found)} for address, found in sorted(each.addresses.items())
+                    {"address": address, **to_json_value(fetches)}
+                    for address, fetches in sorted(secret.addresses.items())
                 ],
-                "others": to_json_value(each.others),
+                "others": to_json_value(secret.others),
             }
-            for name, each in sorted(self.secret_fetches.items())
+            for name, secret in sorted(self.secret_fetches.items())
         ]
 
 
+# Served boots
+
+
 class ServedBoot(NamedTuple):
+    """The first fetch of a one-time boot."""
+
     first: Observation  # the first fetch, or the installer's report if there was no fetch
     is_over: bool  # whether the booted system has fetched its user data, or the installer has sent its report
 
@@ -172,15 +192,16 @@ class _FileContent(Struct):
     observations: dict[str, dict[int, Observation]] = field(default_factory=dict)
 
     def read(self, path: Path) -> None:
+        """Read the complete lines after the current offset."""
         for offset, line in read_whole_lines(path, self.offset):
             self.offset = offset + len(line)
             match parse_line(line):
-                case Observation() as found if found.digest is not None and found.is_evidence:
-                    for name in {found.server, found.offer or found.server}:
-                        self.observations.setdefault(name, {})[self.base + offset] = found
+                case Observation() as observation if observation.digest is not None and observation.is_evidence:
+                    for name in {observation.server, observation.offer or observation.server}:
+                        self.observations.setdefault(name, {})[self.base + offset] = observation
                 case int(revoked_offset):
-                    for each in self.observations.values():
-                        each.pop(revoked_offset, None)
+                    for observations in self.observations.values():
+                        observations.pop(revoked_offset, None)
 
 
 def find_served_boot(observations: Iterable[Observation], offer: str, report: str | None) -> ServedBoot | None:
@@ -188,17 +209,21 @@ def find_served_boot(observations: Iterable[Observation], offer: str, report: st
 
     After an installer has sent its report with the token ``report``, all boots of the same attempt count as served.
     """
-    known = sorted(select_consuming_fetches(observations), key=lambda each: each.at)
-    sent_report = next((each for each in known if report == each.digest and _find_role(each) is Role.REPORT), None)
-    first = next((each for each in known if each.offer == offer and _find_role(each) is not Role.REPORT), sent_report)
+    fetches = sorted(select_consuming_fetches(observations), key=lambda fetch: fetch.at)
+    first_fetch: Observation | None = None
+    first_report: Observation | None = None
+    for fetch in fetches:
+        is_from_installer = _find_role(fetch) is Role.REPORT
+        if first_report is None and is_from_installer and fetch.digest == report:
+            first_report = fetch
+        if first_fetch is None and not is_from_installer and fetch.offer == offer:
+            first_fetch = fetch
+    first = first_fetch or first_report
     if first is None:
         return None
-    return ServedBoot(
-        first,
-        any(
-            _find_role(each) in (Role.DATA, Role.SEALED, Role.REPORT) and not _is_before(each, first) for each in known
-        ),
-    )
+    later_fetches = (fetch for fetch in fetches if not _is_before(fetch, first))
+    is_over = any(_find_role(fetch) in (Role.DATA, Role.SEALED, Role.REPORT) for fetch in later_fetches)
+    return ServedBoot(first, is_over)
 
 
 def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> ServedBoot | None:
@@ -208,19 +233,21 @@ def merge_served_boots(first: ServedBoot | None, second: ServedBoot | None) -> S
     """
     if first is None or second is None:
         return first or second
-    return ServedBoot(min(first.first, second.first, key=lambda each: each.at), first.is_over or second.is_over)
+    first_fetch = min(first.first, second.first, key=lambda fetch: fetch.at)
+    return ServedBoot(first_fetch, first.is_over or second.is_over)
 
 
 def has_report_since_boot(observations: Collection[Observation], token: str) -> bool:
     """Return whether an installer has sent a report with ``token`` since its server's boot was last served."""
-    last_boot, reports = None, list[Observation]()
-    for each in select_consuming_fetches(observations):
-        role = _find_role(each)
-        if role is Role.BOOT_SCRIPT and (last_boot is None or _is_before(last_boot, each)):
-            last_boot = each
-        elif role is Role.REPORT and each.digest == token:
-            reports.append(each)
-    return any(last_boot is None or not _is_before(each, last_boot) for each in reports)
+    last_boot: Observation | None = None
+    reports: list[Observation] = []
+    for fetch in select_consuming_fetches(observations):
+        role = _find_role(fetch)
+        if role is Role.BOOT_SCRIPT and (last_boot is None or _is_before(last_boot, fetch)):
+            last_boot = fetch
+        elif role is Role.REPORT and fetch.digest == token:
+            reports.append(fetch)
+    return any(last_boot is None or not _is_before(report, last_boot) for report in reports)
 
 
 def _is_before(first: Observation, second: Observation) -> bool:
@@ -268,11 +295,14 @@ class ServedBoots:
             del self._files[name]
         for name, path in paths_by_name.items():
             with suppress(FileNotFoundError):  # the instance may have just deleted the file
-                file, size = self._files.setdefault(name, _FileContent(parse_file_name(name)[1])), path.stat().st_size
-                if size < file.offset:  # the writer has removed lines that it could not sync
-                    file = self._files[name] = _FileContent(parse_file_name(name)[1])
-                if size > file.offset:
-                    file.read(path)
+                size_bytes = path.stat().st_size
+                content = self._files.get(name)
+                # content.offset is greater if the writer has removed lines that it could not sync
+                if content is None or size_bytes < content.offset:
+                    _, base = parse_file_name(name)
+                    content = self._files[name] = _FileContent(base)
+                if size_bytes > content.offset:
+                    content.read(path)
 
 
 def _find_role(observation: Observation) -> Role | None:
@@ -280,22 +310,12 @@ def _find_role(observation: Observation) -> Role | None:
     return kind.role if kind is not None else None
 
 
-class FetchLogUnavailable(Exception):
-    """The error for a fetch log that does not respond in time, or that gitboot cannot read."""
-
-
-class BatchRejected(Exception):
-    """The error for a batch of fetches that the instance rejects. The message states the reason."""
+# Endpoints that may serve one-time boots
 
 
 def is_lease_identity(serving_identity: str) -> bool:
     """Return whether ``serving_identity`` is the lease of a shared ledger rather than the identity of a spool."""
     return "/" in serving_identity
-
-
-# a file in the instance's spool that maps each site to the spool of a host
-_INSTANCE_FILE: Final = Path(".forwarded", "soles")
-_HOST_FILES: Final = ("sole", "sole.left")  # files in the spool of that host
 
 
 def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ...]:
@@ -304,11 +324,16 @@ def read_claims(folders: Iterable[Path], fetch_log: Path) -> tuple[SoleClaim, ..
     ``fetch_log`` is the spool that the instance now reads. An operator must copy the other host's fetches to this
     spool.
     """
-    claim_files = [
-        (folder / _INSTANCE_FILE, *(get_endpoint_folder(folder) / name for name in _HOST_FILES)) for folder in folders
-    ]
-    found = ((file, _read_claimed_sites(file)) for file in dict.fromkeys(chain.from_iterable(claim_files)))
-    return tuple(SoleClaim(str(file), sites, str(fetch_log)) for file, sites in found if sites is not None)
+    files: list[Path] = []
+    for folder in folders:
+        files.append(folder / _INSTANCE_FILE)
+        files += [get_endpoint_folder(folder) / name for name in _HOST_FILES]
+    claims = []
+    for file in dict.fromkeys(files):
+        sites = _read_claimed_sites(file)
+        if sites is not None:
+            claims.append(SoleClaim(str(file), sites, str(fetch_log)))
+    return tuple(claims)
 
 
 def _read_claimed_sites(file: Path) -> tuple[str, ...] | None:

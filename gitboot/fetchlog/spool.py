@@ -25,6 +25,19 @@ from gitboot.system_clock import Uptime
 SUFFIX: Final = ".jsonl"
 IDENTITY: Final = "id"
 _ENDPOINT_FOLDER: Final = ".endpoints"
+_DELETIONS: Final = "forgotten"  # the file with the number of deletions
+_TEST_DATA: Final = b"\0" * 4096  # the test data has the size of a file system block
+FULL_FILE_BYTES: Final = 1024 * 1024  # a writer continues a spool file of this size in a new file
+# the pause after the writer thread ended with an error; endpoints serve no boots during the pause
+_RESTART_S: Final = 0.1
+_MAX_BATCH_LINES: Final = 1000  # the maximum number of lines in one sync
+MAX_BATCH_BYTES: Final = 512 * 1024  # the maximum size of one batch
+_MAX_UPTIME_S: Final = 2**33  # in seconds: a longer uptime is invalid, because no kernel runs for so long
+_MAX_TIMES: Final = 2**32  # a larger number is invalid, because no endpoint serves so many fetches in a minute
+_FORWARDED_NAME: Final = re.compile(
+    r"([0-9a-f]{32}\.[0-9]{1,10}-[0-9a-f]{16})\.([0-9]{12})-[0-9]{12}" + re.escape(SUFFIX)
+)
+_T = TypeVar("_T")
 
 
 def read_or_create_identity(folder: Path) -> str:
@@ -32,8 +45,9 @@ def read_or_create_identity(folder: Path) -> str:
 
     If there is no identity yet, create one.
     """
-    path, temporary_path = folder / IDENTITY, folder / f".{IDENTITY}.{token_hex(8)}"
+    path = folder / IDENTITY
     if not path.exists():
+        temporary_path = folder / f".{IDENTITY}.{token_hex(8)}"
         write_atomically(temporary_path, f"{token_hex(16)}\n".encode(), mode=0o644)
         with suppress(FileExistsError):  # another process may have created the file first
             path.hardlink_to(temporary_path)
@@ -45,9 +59,6 @@ def read_or_create_identity(folder: Path) -> str:
 def get_endpoint_folder(folder: Path) -> Path:
     """Return the folder for files that only endpoints use. A write to this folder does not trigger the instance."""
     return folder / _ENDPOINT_FOLDER
-
-
-_TEST_DATA: Final = b"\0" * 4096  # the test data has the size of a file system block
 
 
 def check_writable(folder: Path) -> None:
@@ -68,9 +79,6 @@ def check_writable(folder: Path) -> None:
 
 
 # Writing
-
-
-FULL_FILE_BYTES: Final = 1024 * 1024  # a writer continues a spool file of this size in a new file
 
 
 class SpoolFile:
@@ -122,7 +130,8 @@ class SpoolFile:
         """Create a spool file, and lock it before renaming it to its visible name."""
         self.close()
         name = f"{os.getpid()}-{token_hex(8)}"
-        hidden, path = self._folder / f".{name}", self._folder / f"{name}{SUFFIX}"
+        hidden = self._folder / f".{name}"
+        path = self._folder / f"{name}{SUFFIX}"
         fd = os.open(hidden, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
         try:
             lock_file(fd, waits=True)
@@ -130,8 +139,8 @@ class SpoolFile:
             sync_folder(self._folder)
         except BaseException:
             os.close(fd)
-            for each in (hidden, path):
-                each.unlink(missing_ok=True)
+            hidden.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise
         self._fd, self._size = fd, 0
 
@@ -144,12 +153,6 @@ class _QueuedLine(NamedTuple):
 class _QueuedCall(NamedTuple):
     function: Callable[[], Any]
     future: Future[Any]
-
-
-# the pause after the writer thread ended with an error; endpoints serve no boots during the pause
-_RESTART_S: Final = 0.1
-_MAX_BATCH_LINES: Final = 1000  # the maximum number of lines in one sync
-_T = TypeVar("_T")
 
 
 class Spool:
@@ -194,7 +197,8 @@ class Spool:
             self._queue.put(None)
         self._thread.join()
         while not self._queue.empty():  # the thread has ended before, with an error
-            if (item := self._queue.get()) is not None:
+            item = self._queue.get()
+            if item is not None:
                 _fail_unfinished([item])
         self._file.close()
 
@@ -206,43 +210,50 @@ class Spool:
                 _fail_unfinished(items)
 
     def _write_queued_items(self, items: list[_QueuedLine | _QueuedCall]) -> None:
-        lines = (each for each in items if isinstance(each, _QueuedLine))
-        entries = [each for each in lines if each.future.set_running_or_notify_cancel()]
-        if entries:
+        """Write all lines with one sync, and then call the functions. Skip the items that a caller has cancelled."""
+        lines = [
+            item for item in items if isinstance(item, _QueuedLine) and item.future.set_running_or_notify_cancel()
+        ]
+        if lines:
             try:
-                self._file.append(b"".join(entry.line for entry in entries))
+                self._file.append(b"".join(item.line for item in lines))
             except OSError as error:
-                for entry in entries:
-                    entry.future.set_exception(error)
+                for item in lines:
+                    item.future.set_exception(error)
             else:
-                for entry in entries:
-                    entry.future.set_result(None)
-        for each in items:
-            if isinstance(each, _QueuedCall) and each.future.set_running_or_notify_cancel():
+                for item in lines:
+                    item.future.set_result(None)
+        for call in items:
+            if isinstance(call, _QueuedCall) and call.future.set_running_or_notify_cancel():
                 try:
-                    each.future.set_result(each.function())
+                    call.future.set_result(call.function())
                 except BaseException as error:  # noqa: BLE001 - the future raises the error in the caller
-                    each.future.set_exception(error)
+                    call.future.set_exception(error)
 
     def _take_queued_items(self) -> list[_QueuedLine | _QueuedCall] | None:
         """Wait for an item. Return the next batch, or None if `close` was called and no item is left."""
         items = list[_QueuedLine | _QueuedCall]()
         while len(items) < _MAX_BATCH_LINES and not (items and self._queue.empty()):
-            if (each := self._queue.get()) is None:
+            item = self._queue.get()
+            if item is None:
                 self._queue.put(None)  # `close` ends each later call, also after an error
                 break
-            items.append(each)
+            items.append(item)
         return items or None
 
 
 def _fail_unfinished(items: Iterable[_QueuedLine | _QueuedCall]) -> None:
     """Fail the futures that are not complete, because callers must not wait for a thread that has ended."""
-    for each in items:
+    for item in items:
         with suppress(InvalidStateError):  # the future is complete, or the caller has cancelled it
-            each.future.set_exception(OSError("the spool's writer thread ended with an error"))
+            item.future.set_exception(OSError("the spool's writer thread ended with an error"))
+
+
+# Lines
 
 
 def encode_line(observation: Observation) -> bytes:
+    """Encode an observation as a line of JSON, without the fields that have their default."""
     optional = {
         "digest": observation.digest,
         "modified": observation.modified,
@@ -264,6 +275,54 @@ def encode_line(observation: Observation) -> bytes:
     return encode_canonical(facts) + b"\n"
 
 
+def parse_line(line: bytes) -> Observation | int | None:
+    """Return the observation in a line, or None if the line is invalid.
+
+    A line that version 2fefe59 of gitboot wrote may revoke another line. If so, return the offset of the revoked line.
+    """
+    with suppress(ValueError, RecursionError):
+        match json.loads(line):
+            case {"not": int(offset)}:
+                return offset
+            case {
+                "at": str(at),
+                "client": str(client),
+                "path": str(path),
+                "server": str(server),
+                **more,
+            }:
+                digest, offer = _get_text(more, "digest"), _get_text(more, "offer")
+                modified, times, outcome = more.get("modified"), more.get("times"), more.get("outcome")
+                return Observation(
+                    server=server,
+                    path=path,
+                    client=client,
+                    at=parse_instant(at),
+                    digest=Digest(digest) if digest is not None else None,
+                    modified=modified if isinstance(modified, int) else None,
+                    offer=Digest(offer) if offer is not None else None,
+                    log=_get_text(more, "log"),
+                    up=_parse_uptime(more.get("up")),
+                    times=times if isinstance(times, int) and 1 <= times < _MAX_TIMES else 1,
+                    is_evidence=more.get("isEvidence") is not False,
+                    intent=_get_text(more, "intent"),
+                    outcome=Outcome(str(outcome)) if outcome is not None else None,
+                )
+    return None
+
+
+def _get_text(fields: Mapping[str, object], name: str) -> str | None:
+    value = fields.get(name)
+    return value if isinstance(value, str) else None
+
+
+def _parse_uptime(value: object) -> Uptime | None:
+    match value:
+        case [str(boot), int() | float() as seconds] if 0 <= seconds < _MAX_UPTIME_S:
+            return Uptime(boot, seconds)
+    return None
+
+
 # Reading
 
 
@@ -278,29 +337,26 @@ def read_new_lines(folder: Path, offsets: Mapping[str, int]) -> ReadResult:
 
     The new offsets contain only the files that still exist. Raises OSError if gitboot cannot read the spool.
     """
-    found: list[tuple[datetime, str, int, Observation]] = []
-    read: dict[str, int] = {}
+    timed: list[tuple[datetime, str, int, Observation]] = []  # observations, after the values that sort them
+    new_offsets: dict[str, int] = {}
     latest: dict[str, datetime] = {}  # the latest time of each writer's lines
     invalid_lines = 0
     for path in list_files(folder):
         begin = offsets.get(path.name, 0)
         lines = dict(read_whole_lines(path, begin))
-        read[path.name] = begin + sum(map(len, lines.values()))
+        new_offsets[path.name] = begin + sum(map(len, lines.values()))
         writer, base = parse_file_name(path.name)
         parsed = {base + offset: parse_line(line) for offset, line in lines.items()}
-        revoked_offsets = {each for each in parsed.values() if isinstance(each, int)}
-        for offset, each in parsed.items():
-            if each is None:
+        revoked_offsets = {content for content in parsed.values() if isinstance(content, int)}
+        for offset, content in parsed.items():
+            if content is None:
                 invalid_lines += 1
-            elif isinstance(each, Observation) and offset not in revoked_offsets:
+            elif isinstance(content, Observation) and offset not in revoked_offsets:
                 # Even if the clock was set back, a line counts as later than the lines before it.
-                latest[writer] = max(latest.get(writer, each.at), each.at)
-                found.append((latest[writer], writer, offset, each))
-    found.sort(key=lambda each: each[:3])
-    return ReadResult([each[3] for each in found], read, invalid_lines)
-
-
-_DELETIONS: Final = "forgotten"
+                latest[writer] = max(latest.get(writer, content.at), content.at)
+                timed.append((latest[writer], writer, offset, content))
+    timed.sort(key=lambda item: item[:3])
+    return ReadResult([observation for _, _, _, observation in timed], new_offsets, invalid_lines)
 
 
 def delete_finished_files(folder: Path, offsets: Mapping[str, int], deletion_number: int) -> None:
@@ -310,8 +366,9 @@ def delete_finished_files(folder: Path, offsets: Mapping[str, int], deletion_num
     not new, gitboot does not delete files. gitboot stores and syncs the number before it deletes files. Raises OSError
     if gitboot cannot store the number.
     """
-    before = count_deletions(folder)
-    for path in find_finished_files(folder, offsets) if before < deletion_number else ():
+    if count_deletions(folder) >= deletion_number:
+        return
+    for path in find_finished_files(folder, offsets):
         write_atomically(folder / _DELETIONS, f"{deletion_number}\n".encode(), mode=0o644)
         path.unlink(missing_ok=True)
 
@@ -326,7 +383,8 @@ def count_deletions(folder: Path) -> int:
 
 def count_deletions_after(folder: Path, offsets: Mapping[str, int]) -> int:
     """Return the number that the next deletion would have, or the current number if no file can be deleted."""
-    return count_deletions(folder) + any(True for _ in find_finished_files(folder, offsets))
+    has_finished_file = any(True for _ in find_finished_files(folder, offsets))
+    return count_deletions(folder) + has_finished_file
 
 
 def find_finished_files(folder: Path, offsets: Mapping[str, int]) -> Iterator[Path]:
@@ -363,56 +421,7 @@ def read_whole_lines(path: Path, begin: int) -> Iterator[tuple[int, bytes]]:
                 begin += len(line)
 
 
-_MAX_UPTIME_S: Final = 2**33  # in seconds: a longer uptime is invalid, because no kernel runs for so long
-_MAX_TIMES: Final = 2**32  # a larger number is invalid, because no endpoint serves so many fetches in a minute
-
-
-def parse_line(line: bytes) -> Observation | int | None:
-    """Return the observation in a line, or None if the line is invalid.
-
-    A line that version 2fefe59 of gitboot wrote may revoke another line. If so, return the offset of the revoked line.
-    """
-    with suppress(ValueError, RecursionError):
-        match json.loads(line):
-            case {"not": int(offset)}:
-                return offset
-            case {
-                "at": str(at),
-                "client": str(client),
-                "path": str(path),
-                "server": str(server),
-                **more,
-            }:
-                digest, modified, log = more.get("digest"), more.get("modified"), more.get("log")
-                offer, up, times = more.get("offer"), more.get("up"), more.get("times")
-                intent, outcome = more.get("intent"), more.get("outcome")
-                match up:
-                    case [str(boot), int() | float() as seconds] if 0 <= seconds < _MAX_UPTIME_S:
-                        up = Uptime(boot, seconds)
-                    case _:
-                        up = None
-                return Observation(
-                    server=server,
-                    path=path,
-                    client=client,
-                    at=parse_instant(at),
-                    digest=Digest(digest) if isinstance(digest, str) else None,
-                    modified=modified if isinstance(modified, int) else None,
-                    offer=Digest(offer) if isinstance(offer, str) else None,
-                    log=log if isinstance(log, str) else None,
-                    up=up,
-                    times=times if isinstance(times, int) and 1 <= times < _MAX_TIMES else 1,
-                    is_evidence=more.get("isEvidence") is not False,
-                    intent=intent if isinstance(intent, str) else None,
-                    outcome=Outcome(str(outcome)) if outcome is not None else None,
-                )
-    return None
-
-
-MAX_BATCH_BYTES: Final = 512 * 1024  # the maximum size of one batch
-_FORWARDED_NAME: Final = re.compile(
-    r"([0-9a-f]{32}\.[0-9]{1,10}-[0-9a-f]{16})\.([0-9]{12})-[0-9]{12}" + re.escape(SUFFIX)
-)
+# Forwarding to a shared fetch log
 
 
 class SpoolWriter(NamedTuple):
@@ -439,16 +448,17 @@ def read_batch(path: Path, writer: SpoolWriter, begin: int) -> ForwardedBatch:
 
     If there are no more complete lines, the batch is empty.
     """
-    found = b""
+    content = b""
     with suppress(FileNotFoundError), path.open("rb") as file:
         file.seek(begin)
-        found = file.read(MAX_BATCH_BYTES)
-        if b"\n" not in found:
-            found += file.readline()  # the first line is longer than a batch, and is therefore invalid
-    return ForwardedBatch(writer, begin, found[: found.rfind(b"\n") + 1])
+        content = file.read(MAX_BATCH_BYTES)
+        if b"\n" not in content:
+            content += file.readline()  # the first line is longer than a batch, and is therefore invalid
+    complete_lines = content[: content.rfind(b"\n") + 1]
+    return ForwardedBatch(writer, begin, complete_lines)
 
 
 def parse_file_name(name: str) -> tuple[str, int]:
     """Return the writer of a spool file, and the offset at which the file's first line is in the writer's own file."""
-    found = _FORWARDED_NAME.fullmatch(name)
-    return (found[1], int(found[2])) if found is not None else (name, 0)
+    match = _FORWARDED_NAME.fullmatch(name)
+    return (match[1], int(match[2])) if match is not None else (name, 0)

@@ -33,7 +33,24 @@ from gitboot.render.emulated_apis import find_boot_script_path
 from gitboot.render.paths import BOOT, IdentityKind, Role, format_identity, parse_request_path
 from gitboot.text import format_count
 
+MAX_MACHINES: Final = 1000  # the maximum number of machines in a table
+MAX_PER_NETWORK: Final = 64  # the maximum number of machines in a table with addresses in one network
+RETENTION: Final = timedelta(days=30)  # how long a machine stays in a table after its last request
+MAX_INVENTORY_BYTES: Final = 64 * 1024  # the maximum size of an inventory
+MAX_INTERFACES: Final = 16
+MAX_FILE_BYTES: Final = 8 * 1024 * 1024  # the size of a full table in which each machine has an inventory
+_MAX_FILES: Final = 64  # the maximum number of files, which accumulate if no instance reads them
+_MAX_MACS: Final = 16
+_MAX_DISKS: Final = 16
 _MAX_TEXT_LENGTH: Final = 64  # the maximum length of a serial number
+_MAX_NUMBER: Final = 2**63 - 1
+SUFFIX: Final = ".unknown"  # of a file in a spool
+UNKNOWN: Final = "unknown.json"  # file in STATE with the machines that an instance has recorded
+UNKNOWN_LOCK: Final = "unknown.lock"
+# These values are copies from gitboot.model.server, so that an endpoint does not import that module at startup.
+_ARCHITECTURES: Final = ("x86_64", "aarch64")
+_FIRMWARES: Final = ("UEFI", "BIOS")
+_HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]}; other fields are optional'
 
 
 class UnknownMachine(Struct, frozen=True, kw_only=True):
@@ -54,11 +71,12 @@ class UnknownMachine(Struct, frozen=True, kw_only=True):
     @property
     def identities(self) -> tuple[str, ...]:
         """The identities of the machine, as keys for an index."""
-        return (
-            *(format_identity(IdentityKind.MAC, mac) for mac in self.macs),
-            *((format_identity(IdentityKind.UUID, self.uuid),) if self.uuid is not None else ()),
-            *((format_identity(IdentityKind.SERIAL, self.serial),) if self.serial is not None else ()),
-        )
+        identities = [format_identity(IdentityKind.MAC, mac) for mac in self.macs]
+        if self.uuid is not None:
+            identities.append(format_identity(IdentityKind.UUID, self.uuid))
+        if self.serial is not None:
+            identities.append(format_identity(IdentityKind.SERIAL, self.serial))
+        return tuple(identities)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -85,7 +103,9 @@ def parse_unknown_machine(path: str, query: Mapping[str, str], client: str, at: 
             continue
         kind, _, value = lookup.identity.partition("/")
         values = {"uuid": query.get("uuid"), "serial": query.get("serial"), kind: value}
-        mac, uuid, serial = values.get("mac"), _parse_uuid(values["uuid"]), _parse_serial(values["serial"])
+        mac = values.get("mac")
+        uuid = _parse_uuid(values["uuid"])
+        serial = _parse_serial(values["serial"])
         if mac is None and uuid is None and serial is None:
             return None
         macs = (parse_lookup_mac(mac),) if mac is not None else ()
@@ -101,7 +121,7 @@ def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at
     """
     inventory = parse_hardware_inventory(document)
     return UnknownMachine(
-        macs=tuple(sorted(each.mac for each in inventory.interfaces)),
+        macs=tuple(sorted(interface.mac for interface in inventory.interfaces)),
         uuid=_parse_uuid(document.get("uuid")),
         serial=_parse_serial(document.get("serial")),
         client=client,
@@ -112,30 +132,23 @@ def build_from_inventory(document: Mapping[str, Any], path: str, client: str, at
     )
 
 
-def _parse_inventory(document: object) -> HardwareInventory | None:
-    with suppress(ValueError):
-        return parse_hardware_inventory(document) if isinstance(document, dict) else None
-    return None
-
-
 def _parse_uuid(text: object) -> SystemUuid | None:
     try:
-        found = parse_uuid(text)
+        uuid = parse_uuid(text)
     except Malformed:
         return None
-    return None if is_placeholder_uuid(found) else found
+    return None if is_placeholder_uuid(uuid) else uuid
 
 
 def _parse_serial(text: object) -> str | None:
     """Return the serial number in a text, or None for a placeholder or a value that a document may not contain."""
-    if not isinstance(text, str) or not (plain := text.strip()) or len(plain) > _MAX_TEXT_LENGTH:
+    serial = text.strip() if isinstance(text, str) else ""
+    if not serial or len(serial) > _MAX_TEXT_LENGTH or not (serial.isascii() and serial.isprintable()):
         return None
-    return None if not (plain.isascii() and plain.isprintable()) or is_placeholder_serial(plain) else plain
+    return None if is_placeholder_serial(serial) else serial
 
 
-MAX_MACHINES: Final = 1000
-MAX_PER_NETWORK: Final = 64
-RETENTION: Final = timedelta(days=30)
+# The table
 
 
 class UnknownMachines:
@@ -146,38 +159,42 @@ class UnknownMachines:
         self._by_identity: dict[str, UnknownMachine] = {}
         self._machines: dict[int, UnknownMachine] = {}  # the machines by id(), in the order of their first requests
         self._counts_by_network: Counter[str] = Counter()
-        for each in machines:
-            self.add(each)
+        for machine in machines:
+            self.add(machine)
 
     @property
     def machines(self) -> tuple[UnknownMachine, ...]:
         """The machines, sorted by the time of their last request, with the most recent request first."""
-        return tuple(sorted(self._machines.values(), key=lambda each: (-each.last.timestamp(), each.identities)))
+        return tuple(
+            sorted(self._machines.values(), key=lambda machine: (-machine.last.timestamp(), machine.identities))
+        )
 
     def add(self, machine: UnknownMachine) -> bool:
         """Add a machine, or merge it with an existing entry. Return whether the table has a new entry."""
-        known = {
-            id(each): each for name in _list_identities(machine) if (each := self._by_identity.get(name)) is not None
-        }
-        is_crowded = (
-            self._counts_by_network[get_client_network(machine.client)] >= MAX_PER_NETWORK
-            or len(self._machines) >= MAX_MACHINES
-        )
-        if not known and is_crowded:
+        known_machines: dict[int, UnknownMachine] = {}  # the entries with an identity of the machine, by id()
+        for identity in _list_identities(machine):
+            if (known := self._by_identity.get(identity)) is not None:
+                known_machines[id(known)] = known
+        if not known_machines and self._is_full(get_client_network(machine.client)):
             self.dropped_count += machine.times
             return False
-        for each in known.values():
-            self._drop_machine(each)
-        merged = reduce(_merge_machines, [*known.values(), machine])
+        for known in known_machines.values():
+            self._drop_machine(known)
+        merged = reduce(_merge_machines, [*known_machines.values(), machine])
         self._machines[id(merged)] = merged
         self._counts_by_network[get_client_network(merged.client)] += 1
         self._by_identity |= dict.fromkeys(_list_identities(merged), merged)
-        return not known
+        return not known_machines
+
+    def _is_full(self, network: str) -> bool:
+        """Return whether the table has no space for a new machine in a network."""
+        return self._counts_by_network[network] >= MAX_PER_NETWORK or len(self._machines) >= MAX_MACHINES
 
     def expire(self, at: datetime) -> None:
-        for each in self.machines:
-            if each.last <= at - RETENTION:
-                self._drop_machine(each)
+        """Remove the machines that have not sent a request for a long time."""
+        for machine in self.machines:
+            if machine.last <= at - RETENTION:
+                self._drop_machine(machine)
 
     def _drop_machine(self, machine: UnknownMachine) -> None:
         del self._machines[id(machine)]
@@ -192,20 +209,16 @@ def _list_identities(machine: UnknownMachine) -> tuple[str, ...]:
     return structs.replace(machine, uuid=canonical_uuid).identities
 
 
-_MAX_MACS: Final = 16
-
-
 def _merge_machines(first: UnknownMachine, second: UnknownMachine) -> UnknownMachine:
     """Merge two descriptions of one machine. If identities differ, keep those in ``first``.
 
     Keep the data of the later request.
     """
-    later = max(first, second, key=lambda each: each.last)
+    later = max(first, second, key=lambda machine: machine.last)
+    macs = tuple(sorted({*first.macs, *second.macs}))
     return structs.replace(
         later,
-        macs=tuple(sorted({*first.macs, *second.macs}))
-        if len({*first.macs, *second.macs}) <= _MAX_MACS
-        else first.macs,
+        macs=macs if len(macs) <= _MAX_MACS else first.macs,
         uuid=first.uuid or second.uuid,
         serial=first.serial or second.serial,
         first=min(first.first, second.first),
@@ -218,21 +231,20 @@ def _merge_machines(first: UnknownMachine, second: UnknownMachine) -> UnknownMac
 
 
 def render_unknown_machines(table: UnknownMachines) -> bytes:
-    return (
-        encode_canonical({"machines": [each.facts() for each in table.machines], "unkept": table.dropped_count}) + b"\n"
-    )
+    machines = [machine.facts() for machine in table.machines]
+    return encode_canonical({"machines": machines, "unkept": table.dropped_count}) + b"\n"
 
 
 def parse_unknown_machines(data: bytes) -> UnknownMachines:
     """Parse the output of `render_unknown_machines`, and ignore invalid parts."""
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         return UnknownMachines()
-    listed, dropped_count = found.get("machines"), found.get("unkept")
-    machines = [_parse_machine(each) for each in listed] if isinstance(listed, list) else []
+    items, dropped_count = document.get("machines"), document.get("unkept")
+    machines = map(_parse_machine, items) if isinstance(items, list) else ()
     return UnknownMachines(filter(None, machines), dropped_count if isinstance(dropped_count, int) else 0)
 
 
@@ -248,7 +260,8 @@ def _parse_machine(fields: object) -> UnknownMachine | None:
                 "times": int(times),
                 **more,
             }:
-                server = name if isinstance(name := more.get("server"), str) else None
+                name = more.get("server")
+                server = name if isinstance(name, str) else None
                 for text in (client, path, server or ""):
                     text.encode()  # Python cannot encode half of a surrogate pair
                 return UnknownMachine(
@@ -266,12 +279,13 @@ def _parse_machine(fields: object) -> UnknownMachine | None:
     return None
 
 
-MAX_INVENTORY_BYTES: Final = 64 * 1024  # the maximum size of an inventory
-MAX_INTERFACES: Final = 16
-_MAX_DISKS: Final = 16
-# These values are copies from gitboot.model.server, so that an endpoint does not import that module at startup.
-_ARCHITECTURES: Final = ("x86_64", "aarch64")
-_FIRMWARES: Final = ("UEFI", "BIOS")
+def _parse_inventory(document: object) -> HardwareInventory | None:
+    with suppress(ValueError):
+        return parse_hardware_inventory(document) if isinstance(document, dict) else None
+    return None
+
+
+# Inventories
 
 
 class FoundInterface(Struct, frozen=True, kw_only=True):
@@ -325,15 +339,12 @@ class HardwareInventory(Struct, frozen=True, kw_only=True):
         )
 
 
-_HINT: Final = 'send {"interfaces": [{"mac": "52:54:00:12:34:56"}]}; other fields are optional'
-
-
 def parse_hardware_inventory(document: Mapping[str, Any]) -> HardwareInventory:
     """Parse an inventory, and ignore invalid parts.
 
     Raises ValueError if the inventory does not contain a MAC address.
     """
-    interfaces = {each.mac: each for each in _parse_interfaces(document.get("interfaces"))}
+    interfaces = {interface.mac: interface for interface in _parse_interfaces(document.get("interfaces"))}
     if not interfaces:
         raise ValueError(f"the inventory has no interface with a MAC address: {_HINT}")
     return HardwareInventory(
@@ -351,33 +362,33 @@ def parse_hardware_inventory(document: Mapping[str, Any]) -> HardwareInventory:
 def parse_inventory(data: bytes) -> Mapping[str, Any]:
     """Parse the JSON of an inventory. Raises ValueError if the data is not a JSON object."""
     try:
-        found = json.loads(data)
+        document = json.loads(data)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise ValueError(f"the inventory is not a JSON object: {_HINT}")
-    return found
+    return document
 
 
 def _parse_interfaces(items: object) -> Iterator[FoundInterface]:
-    for each in _select_mappings(items):
-        link = each.get("link")
+    for fields in _select_mappings(items):
+        link = fields.get("link")
         with suppress(Malformed):
             yield FoundInterface(
-                mac=parse_lookup_mac(each.get("mac")),
-                name=_parse_text(each.get("name")),
+                mac=parse_lookup_mac(fields.get("mac")),
+                name=_parse_text(fields.get("name")),
                 link=link if isinstance(link, bool) else None,
             )
 
 
 def _parse_disks(items: object) -> Iterator[FoundDisk]:
-    for each in _select_mappings(items):
-        if (name := _parse_text(each.get("name"))) is not None:
+    for fields in _select_mappings(items):
+        if (name := _parse_text(fields.get("name"))) is not None:
             yield FoundDisk(
                 name=name,
-                bytes=_parse_number(each.get("bytes")),
-                model=_parse_text(each.get("model")),
-                serial=_parse_text(each.get("serial")),
+                bytes=_parse_number(fields.get("bytes")),
+                model=_parse_text(fields.get("model")),
+                serial=_parse_text(fields.get("serial")),
             )
 
 
@@ -388,7 +399,7 @@ def _describe_disk(disk: FoundDisk) -> str:
 
 
 def _select_mappings(items: object) -> Iterator[Mapping[str, Any]]:
-    return (each for each in (items if isinstance(items, list) else ()) if isinstance(each, dict))
+    return (item for item in (items if isinstance(items, list) else ()) if isinstance(item, dict))
 
 
 def _parse_text(text: object) -> str | None:
@@ -401,9 +412,6 @@ def _parse_choice(choices: tuple[str, ...], value: object) -> str | None:
     return value if isinstance(value, str) and value in choices else None
 
 
-_MAX_NUMBER: Final = 2**63 - 1
-
-
 def _parse_number(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_NUMBER else None
 
@@ -412,9 +420,7 @@ def _drop_empty_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value not in (None, [])}
 
 
-SUFFIX: Final = ".unknown"
-_MAX_FILES: Final = 64  # the maximum number of files, which accumulate if no instance reads them
-MAX_FILE_BYTES: Final = 8 * 1024 * 1024  # the size of a full table in which each machine has an inventory
+# Files in a spool and in the state directory
 
 
 class UnknownMachineRecorder:
@@ -475,9 +481,6 @@ def read_unknown_machine_files(folder: Path) -> Iterator[UnknownMachineFile]:
                 )
 
 
-UNKNOWN: Final = "unknown.json"  # file in STATE with the machines that an instance has recorded
-
-
 def load_unknown_machines(state: Path) -> UnknownMachines:
     """Read the unknown machines that an instance has recorded. Raises `UsageError` if gitboot cannot read them."""
     with convert_os_errors(state / UNKNOWN, "read"):
@@ -485,9 +488,6 @@ def load_unknown_machines(state: Path) -> UnknownMachines:
             return parse_unknown_machines((state / UNKNOWN).read_bytes())
         except FileNotFoundError:
             return UnknownMachines()
-
-
-UNKNOWN_LOCK: Final = "unknown.lock"
 
 
 def delete_unknown_machines(state: Path) -> None:
