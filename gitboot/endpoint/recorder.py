@@ -198,8 +198,8 @@ class SpoolRecorder:
 
     def _read_spool_state(self) -> None:
         folder = self._spool.folder
-        self.serving_identity = read_or_create_identity(folder)
-        self.deletion_count = count_deletions(folder)
+        identity, deletion_count = read_or_create_identity(folder), count_deletions(folder)
+        self.serving_identity, self.deletion_count = identity, deletion_count
         self.withheld_reason = next((str(claim) for claim in read_claims((folder,), folder)), None)
 
     def _try_writing(self) -> None:

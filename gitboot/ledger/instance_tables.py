@@ -358,7 +358,8 @@ def read_requests(store: Store) -> tuple[Request, ...]:
     with store.reading():
         rows = store.rows("SELECT id, at, who, what, facts FROM requests WHERE outcome IS NULL ORDER BY id")
         return tuple(
-            Request(number, parse_time(at), who, what, parse_json_object(facts)) for number, at, who, what, facts in rows
+            Request(number, parse_time(at), operator, action, parse_json_object(facts))
+            for number, at, operator, action, facts in rows
         )
 
 

@@ -17,6 +17,9 @@ from gitboot.ledger.schema import LEFT, TABLES, UNFINISHED, Database, Row
 from gitboot.ledger.sqlite import SqliteDatabase, back_up
 from gitboot.ledger.store import Store, get_mark_path, open_database, open_read_only, read_address
 
+COPY: Final = "copy"  # the id of a copy, stored in both the old and the new ledger
+NOTES: Final = (LEFT, COPY, UNFINISHED)  # a copy of a ledger omits these facts
+
 
 def open_ledger(path: Path) -> Store:
     """Open the ledger at ``path``. If the ledger does not exist, create it with a new identity.
@@ -65,11 +68,11 @@ def read_places(path: Path) -> tuple[Path | None, Path | None]:
     The function does not change or check the ledger. Raises `LedgerError` if the ledger cannot be read.
     """
     with open_read_only(path) as database:
-        found: dict[str, str] = dict(
+        facts: dict[str, str] = dict(
             database.execute("SELECT name, value FROM facts WHERE name IN ('output', 'spool')")
         )
-    output, spool = (Path(found[name]) if name in found else None for name in ("output", "spool"))
-    return output, spool
+    output, spool = facts.get("output"), facts.get("spool")
+    return Path(output) if output is not None else None, Path(spool) if spool is not None else None
 
 
 class LedgerSummary(NamedTuple):
@@ -205,11 +208,11 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
             new.begin(is_long=True)  # reading the old ledger may take a long time
             for table in TABLES:
                 new.execute(f"DELETE FROM {table}")  # noqa: S608 - constant
-                if found := _read_rows(ours, table):
-                    marks = ", ".join("?" * len(found[0]))
-                    new.execute_many(f"INSERT INTO {table} VALUES ({marks})", found)  # noqa: S608
-                counts[table] = len(found)
-                if _read_rows(new, table) != found:
+                if rows := _read_rows(ours, table):
+                    marks = ", ".join("?" * len(rows[0]))
+                    new.execute_many(f"INSERT INTO {table} VALUES ({marks})", rows)  # noqa: S608
+                counts[table] = len(rows)
+                if _read_rows(new, table) != rows:
                     raise LedgerError(
                         f"{new.name}: the table {table} differs from the one in {ours.name}; nothing was copied"
                     )
@@ -224,12 +227,12 @@ def copy_in_transaction(ours: Database, new: Database, notes: Mapping[str, str])
 
 
 def count_rows(database: Database) -> dict[str, int]:
-    return {
-        table: database.execute(f"SELECT count(*) FROM {_build_from_clause(table)}")[0][0]  # noqa: S608
-        if _has_table(database, table)
-        else 0
-        for table in TABLES
-    }
+    """Return the number of rows by table. A table that does not exist has 0 rows."""
+    counts = dict.fromkeys(TABLES, 0)
+    for table in TABLES:
+        if _has_table(database, table):
+            ((counts[table],),) = database.execute(f"SELECT count(*) FROM {_build_from_clause(table)}")  # noqa: S608
+    return counts
 
 
 def _read_rows(database: Database, table: str) -> list[Row]:
@@ -252,9 +255,6 @@ def _build_from_clause(table: str) -> str:
 
 # Notes about copies and moves
 
-COPY: Final = "copy"  # the id of a copy, stored in both the old and the new ledger
-NOTES: Final = (LEFT, COPY, UNFINISHED)  # a copy of a ledger omits these facts
-
 
 class CopyNotes(NamedTuple):
     """The identity of a ledger, and the ledger's notes about copies and moves."""
@@ -268,14 +268,14 @@ class CopyNotes(NamedTuple):
     @classmethod
     def read(cls, database: Database) -> Self:
         with database.reading():
-            found: dict[str, Any] = dict(database.execute("SELECT name, value FROM facts"))
-            left = json.loads(found[LEFT]) if LEFT in found else {}
+            facts: dict[str, Any] = dict(database.execute("SELECT name, value FROM facts"))
+            left = json.loads(facts[LEFT]) if LEFT in facts else {}
             return cls(
-                identity=found["identity"],
-                changes=int(found.get("changes", 0)),
+                identity=facts["identity"],
+                changes=int(facts.get("changes", 0)),
                 moved_to=left["place"] if left else None,
-                copy=left["copy"] if left else found.get(COPY),
-                copied_from=found.get(UNFINISHED),
+                copy=left["copy"] if left else facts.get(COPY),
+                copied_from=facts.get(UNFINISHED),
             )
 
 

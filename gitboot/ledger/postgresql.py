@@ -90,10 +90,16 @@ _ONE_WRITER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('gitboot ' |
 
 # Errors that restoring a backup can fix. Others have causes outside of the data, such as a missing privilege.
 _DAMAGE_ERRORS: Final = (
-    *(psycopg.DataError, psycopg.IntegrityError),
-    *(psycopg.errors.DataCorrupted, psycopg.errors.IndexCorrupted, psycopg.errors.InternalError_),
-    *(psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn),  # an earlier restore did not complete
+    psycopg.DataError,
+    psycopg.IntegrityError,
+    psycopg.errors.DataCorrupted,
+    psycopg.errors.IndexCorrupted,
+    psycopg.errors.InternalError_,
+    # an earlier restore did not complete
+    psycopg.errors.UndefinedTable,
+    psycopg.errors.UndefinedColumn,
 )
+_T = TypeVar("_T")
 
 
 class PostgresDatabase(Database):
@@ -136,13 +142,14 @@ class PostgresDatabase(Database):
     def stream_rows(self, query: str) -> Iterator[Row]:
         connection = self._get_connection()
         connection.execute(f"DECLARE whole NO SCROLL CURSOR FOR {query}")
-        while found := connection.execute(f"FETCH {_ROWS_PER_FETCH} FROM whole").fetchall():
-            yield from found
+        while rows := connection.execute(f"FETCH {_ROWS_PER_FETCH} FROM whole").fetchall():
+            yield from rows
         connection.execute("CLOSE whole")
 
     def execute_many(self, statement: str, rows: Iterable[Sequence[Any]]) -> None:
         for batch in _split_rows(map(replace_nul, rows)):
-            execute_sql = f"EXECUTE {self._prepare(statement, len(batch[0]))} ({', '.join(['%s'] * len(batch[0]))});"
+            count = len(batch[0])
+            execute_sql = f"EXECUTE {self._prepare(statement, count)} ({', '.join(['%s'] * count)});"
             self._get_connection_for(batch).execute(execute_sql * len(batch), list(chain.from_iterable(batch)))
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -174,9 +181,11 @@ class PostgresDatabase(Database):
 
     def _prepare(self, statement: str, count: int) -> str:
         """Prepare a statement with ``count`` parameters, once per connection, and return its name."""
-        if (connection := self._get_connection()) is not self._prepared_on:
+        connection = self._get_connection()
+        if connection is not self._prepared_on:
             self._prepared_on, self._names = connection, {}
-        if (name := self._names.get(statement)) is None:
+        name = self._names.get(statement)
+        if name is None:
             name = f"many_{len(self._names)}"
             marks = (f"${number}" for number in range(1, count + 1))
             connection.execute(f"PREPARE {name} AS {convert_placeholders(statement) % tuple(marks)}")
@@ -269,6 +278,7 @@ class PostgresDatabase(Database):
         return LedgerError(f"{message}; restore it from a backup" if is_damaged else message)
 
     def _get_connection(self) -> LimitedConnection:
+        """Return the connection, or a new connection if the connection was lost."""
         if self._connection.closed or self._connection.broken:
             self._connection = self._open()
         return self._connection
@@ -279,7 +289,8 @@ def _open_database(address: PostgresAddress, *, synchronous: bool, read_only: bo
 
     Raises `UsageError` if the schema is missing, because gitboot does not create schemas.
     """
-    connection, name = _connect(address, "any" if read_only else "read-write"), address.name
+    connection = _connect(address, "any" if read_only else "read-write")
+    name = address.name
     try:
         if connection.info.server_version < _MIN_SERVER_VERSION:
             raise LedgerError(f"{name}: PostgreSQL 13 or newer is required")
@@ -303,8 +314,8 @@ def _open_database(address: PostgresAddress, *, synchronous: bool, read_only: bo
 
 def _check_schema(connection: psycopg.Connection[Row], name: str) -> tuple[str, str]:
     """Return the schema of the ledger and the current role. Raises `UsageError` if the role cannot use the schema."""
-    found = connection.execute("SELECT current_schema(), current_user, current_setting('search_path')").fetchone()
-    schema, user, path = found or (None, "", "")
+    row = connection.execute("SELECT current_schema(), current_user, current_setting('search_path')").fetchone()
+    schema, user, path = row or (None, "", "")
     if schema is not None:
         return schema, user
     wanted = path.split(",")[0].strip().strip('"').replace("$user", user)
@@ -353,61 +364,6 @@ def _renew(connection: psycopg.Connection[Row], lease: HeldLease) -> float:
         lease.moved_message = str(build_moved_error(lease.name, place)) if holder_id == NO_HOLDER else None
         raise lease.mark_lost()
     return sent_s
-
-
-def open_connection(address: PostgresAddress) -> LimitedConnection:
-    """Open a connection to an existing ledger, for short transactions. Raises `psycopg.Error` or `LedgerError`."""
-    connection = _connect(address, "read-write")
-    connection.limit_calls(_SHORT_S)
-    connection.execute(_SET_SHORT_TIMEOUTS)
-    return connection
-
-
-def _connect(address: PostgresAddress, session_attrs: str) -> LimitedConnection:
-    parameters = {"target_session_attrs": session_attrs, **build_arguments(address)}
-    parameters |= _look_up_hosts(parameters)
-    return LimitedConnection.connect(**parameters, autocommit=True, cursor_factory=psycopg.ClientCursor)
-
-
-def _look_up_hosts(parameters: Mapping[str, Any]) -> dict[str, str]:
-    """Return the host, IP address and port of each server to try, because psycopg's own look-up has no deadline.
-
-    Raises `psycopg.OperationalError` if there is no server to try.
-    """
-    effective = _read_effective_parameters(parameters)
-    hosts, addresses, ports = (_split_parameter(effective, name) for name in ("host", "hostaddr", "port"))
-    count = max(len(hosts), len(addresses))
-    columns = [each * count if len(each) == 1 else each for each in (hosts, addresses, ports)]
-    if any(len(each) != count for each in columns):
-        return {}  # psycopg reports a wrong number of hosts or ports
-    servers, failures = list[tuple[str, str, str]](), list[str]()
-    for host, address, port in zip(*columns, strict=True):
-        ips = [address]
-        try:
-            if not address and not _is_socket(host):
-                ips = resolve_host(host, 0, RequestLimits(deadline_s=_CONNECT_S))
-        except TimeoutError:
-            failures.append(f"{host}: the name server did not respond within {_CONNECT_S:g} s")
-        except OSError as error:
-            failures.append(f"{host}: {error.strerror}")
-        else:
-            servers += [(host, ip, port) for ip in ips]
-    if not servers:
-        raise psycopg.OperationalError("; ".join(failures))
-    return dict(zip(("host", "hostaddr", "port"), map(",".join, zip(*servers, strict=True)), strict=True))
-
-
-def _read_password(file: Path) -> str:
-    """Read the password from a file. Raises `LedgerError`, without the password in the message, if this fails."""
-    try:
-        password = file.read_bytes().decode().strip()
-    except OSError as error:
-        raise LedgerError(f"{file}: the ledger's password cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise LedgerError(f"{file}: the ledger's password is not valid UTF-8") from None
-    if not password or len(password.splitlines()) > 1 or "\0" in password:
-        raise LedgerError(f"{file}: expected one line with the ledger's password")
-    return password
 
 
 class LeaseConnection:
@@ -470,6 +426,58 @@ class LeaseConnection:
             self._connection = None
 
 
+# Connecting
+
+
+def open_connection(address: PostgresAddress) -> LimitedConnection:
+    """Open a connection to an existing ledger, for short transactions. Raises `psycopg.Error` or `LedgerError`."""
+    connection = _connect(address, "read-write")
+    connection.limit_calls(_SHORT_S)
+    connection.execute(_SET_SHORT_TIMEOUTS)
+    return connection
+
+
+def _connect(address: PostgresAddress, session_attrs: str) -> LimitedConnection:
+    parameters = {"target_session_attrs": session_attrs, **build_arguments(address)}
+    parameters |= _look_up_hosts(parameters)
+    return LimitedConnection.connect(**parameters, autocommit=True, cursor_factory=psycopg.ClientCursor)
+
+
+def _look_up_hosts(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return the host, IP address and port of each server to try, because psycopg's own look-up has no deadline.
+
+    Raises `psycopg.OperationalError` if there is no server to try.
+    """
+    effective = _read_effective_parameters(parameters)
+    hosts = _split_parameter(effective, "host")
+    addresses = _split_parameter(effective, "hostaddr")
+    ports = _split_parameter(effective, "port")
+    count = max(len(hosts), len(addresses))
+    # one host, address or port applies to all servers
+    columns = [values * count if len(values) == 1 else values for values in (hosts, addresses, ports)]
+    if any(len(values) != count for values in columns):
+        return {}  # psycopg reports a wrong number of hosts or ports
+    servers: list[tuple[str, str, str]] = []
+    failures: list[str] = []
+    for host, address, port in zip(*columns, strict=True):
+        limits = RequestLimits(deadline_s=_CONNECT_S)
+        try:
+            ips = [address] if address or _is_socket(host) else resolve_host(host, 0, limits)
+        except TimeoutError:
+            failures.append(f"{host}: the name server did not respond within {_CONNECT_S:g} s")
+        except OSError as error:
+            failures.append(f"{host}: {error.strerror}")
+        else:
+            servers += [(host, ip, port) for ip in ips]
+    if not servers:
+        raise psycopg.OperationalError("; ".join(failures))
+    return {
+        "host": ",".join(host for host, _, _ in servers),
+        "hostaddr": ",".join(ip for _, ip, _ in servers),
+        "port": ",".join(port for _, _, port in servers),
+    }
+
+
 def build_arguments(address: PostgresAddress) -> dict[str, Any]:
     """Return the libpq connection parameters for an address.
 
@@ -495,6 +503,19 @@ def build_arguments(address: PostgresAddress) -> dict[str, Any]:
     }
 
 
+def _read_password(file: Path) -> str:
+    """Read the password from a file. Raises `LedgerError`, without the password in the message, if this fails."""
+    try:
+        password = file.read_bytes().decode().strip()
+    except OSError as error:
+        raise LedgerError(f"{file}: the ledger's password cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise LedgerError(f"{file}: the ledger's password is not valid UTF-8") from None
+    if not password or len(password.splitlines()) > 1 or "\0" in password:
+        raise LedgerError(f"{file}: expected one line with the ledger's password")
+    return password
+
+
 def _build_tls_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
     """Return the parameters that are missing so that libpq verifies the certificate of a server on another host."""
     effective = _read_effective_parameters(parameters)
@@ -518,7 +539,7 @@ def _read_effective_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
     # libpq rejects this value after it has read all parameters, and before it looks up or connects to a host
     probe = PGconn.connect_start(make_conninfo("", **{**parameters, "target_session_attrs": "none"}).encode())
     try:
-        return {each.keyword.decode(): each.val.decode() for each in probe.info if each.val}
+        return {option.keyword.decode(): option.val.decode() for option in probe.info if option.val}
     finally:
         probe.finish()
 
@@ -541,6 +562,9 @@ def _is_socket(host: str) -> bool:
     return not host or host.startswith(("/", "@"))  # "": libpq's default socket
 
 
+# Statements and rows
+
+
 def convert_placeholders(statement: str) -> str:
     """Replace each placeholder ``?`` in a statement with psycopg's placeholder ``%s``."""
     return statement.replace("?", "%s")
@@ -548,16 +572,20 @@ def convert_placeholders(statement: str) -> str:
 
 def replace_nul(row: Sequence[Any]) -> tuple[Any, ...]:
     """Replace the NUL characters in a row, because PostgreSQL cannot store them."""
-    return tuple(each.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(each, str) else each for each in row)
+    return tuple(
+        value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value for value in row
+    )
 
 
 def _split_rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows in lists that one statement can store."""
     rest = iter(rows)
-    while found := list(islice(rest, _ROWS_PER_BATCH)):
-        yield found
+    while batch := list(islice(rest, _ROWS_PER_BATCH)):
+        yield batch
 
 
 def _build_row_source(table: str) -> str:
+    """Return an SQL table expression for rows that are passed as JSON, with the column types of ``table``."""
     return f"json_populate_recordset(NULL::{table}, %s) AS those"
 
 
@@ -567,10 +595,11 @@ def _build_delete(table: str, keys: Sequence[str]) -> str:
 
 
 def _encode_rows(columns: Sequence[str], rows: Iterable[tuple[Any, ...]]) -> str:
+    """Encode rows as the JSON that `_build_row_source` decodes."""
     return msgspec.json.encode([dict(zip(columns, row, strict=True)) for row in rows]).decode()
 
 
-_T = TypeVar("_T")
+# Connections with deadlines
 
 
 class LimitedConnection(psycopg.Connection[Row]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final
@@ -53,17 +53,28 @@ class SharedFetchLog:
 
     def __init__(self, address: PostgresAddress) -> None:
         self._transactions = _Transactions(address)
-        self.name, self.close = address.name, self._transactions.close
+        self.name = address.name
         self._queried_s = -math.inf
         self.serving_identity: str | None = None  # the lease at the last query; None: no instance had taken it by then
         self.deletion_count = 0  # number of deletions at the last query
         # why the last query failed; None: it succeeded
         self.failure: str | None = "gitboot has not queried the database yet"
 
+    def close(self) -> None:
+        self._transactions.close()
+
     def find_served_boot(self, server: str, offer: str, report: str | None) -> ServedBoot | None:
+        """Return the record of a boot that any host served, or None if the boot was not served.
+
+        Raises `FetchLogUnavailable` if the database cannot be used.
+        """
         return find_served_boot(self._read_fetches(server, offer), offer, report)
 
     def has_installer_reported(self, server: str, token: str) -> bool:
+        """Return whether an installer has sent a report since its boot was served.
+
+        Raises `FetchLogUnavailable` if the database cannot be used.
+        """
         return has_report_since_boot(self._read_fetches(server, None), token)
 
     def record(
@@ -123,18 +134,19 @@ class SharedFetchLog:
         with self._begin_query() as run:
             self._read_lease(run)
             lines = run("SELECT line FROM fetches WHERE server = %s OR offer = %s ORDER BY id", (server, offer))
-        found = (parse_line(line.encode()) for (line,) in lines)
-        return [
-            each for each in found if isinstance(each, Observation) and each.digest is not None and each.is_evidence
-        ]
+        contents = (parse_line(line.encode()) for (line,) in lines)
+        observations = (content for content in contents if isinstance(content, Observation))
+        return [fetch for fetch in observations if fetch.digest is not None and fetch.is_evidence]
 
     def _read_lease(self, run: _Run, lock: str = "") -> str | None:
-        rows = run(f"{_SELECT_LEASE} {lock}")
-        for _, holder, _, place in rows:
+        """Store and return the identity of the lease, or None if no instance has ever taken a lease."""
+        identity: str | None = None
+        deletion_count = 0
+        for epoch, holder, forgotten, place in run(f"{_SELECT_LEASE} {lock}"):  # the table has at most one row
             self._check_not_moved(place, holder)
-        giver = str(Lease(rows[0][1], rows[0][0])) if rows else None
-        self.serving_identity, self.deletion_count = giver, rows[0][2] if rows else 0
-        return giver
+            identity, deletion_count = str(Lease(holder, epoch)), forgotten
+        self.serving_identity, self.deletion_count = identity, deletion_count
+        return identity
 
     def _check_not_moved(self, place: str, holder: str) -> None:
         if holder == NO_HOLDER:
@@ -160,13 +172,14 @@ class RecordedFetches:
     """
 
     def __init__(self, address: PostgresAddress, lease: Lease) -> None:
-        self._transactions, self._lease = _Transactions(address), lease
-        self.name, self.close = address.name, self._transactions.close
+        self._transactions = _Transactions(address)
+        self._lease = lease
+        self.name = address.name
         self.fetch_log_id = str(lease)  # the identity that endpoints must find in the output tree
 
     def read(self, offsets: Mapping[str, int]) -> ReadResult:
         """Wait until running transactions have recorded their fetches, then return the fetches after ``offsets``."""
-        after, rows = offsets.get(FETCHES, 0), list[Any]()
+        after = offsets.get(FETCHES, 0)
         with self._transaction() as run:
             run("LOCK TABLE fetches IN SHARE MODE")
             ((until, highest),) = run(
@@ -175,22 +188,16 @@ class RecordedFetches:
             )
         if after > (highest or 0):  # an earlier version copied the position from another database
             after = 0
-        if until > after:
+        if until <= after:
+            return ReadResult([], {FETCHES: after}, 0)
+        with self._transaction() as run:  # no lock here, so that a slow reader blocks no endpoint
             query = "SELECT id, writer, line FROM fetches WHERE id > %s AND id <= %s ORDER BY id"
-            with self._transaction() as run:  # no lock here, so that a slow reader blocks no endpoint
-                rows = run(query, (after, until))
-        # the newest time of each writer, because a writer's clock may be set back
-        latest: dict[str | None, datetime] = {}
-        found: list[tuple[datetime, int, Observation]] = []
-        for number, writer, line in rows:
-            if isinstance(each := parse_line(line.encode()), Observation):
-                at = max(latest.get(writer, each.at), each.at) if writer is not None else each.at
-                latest[writer] = at
-                found.append((at, number, each))
-        found.sort(key=lambda each: each[:2])
-        return ReadResult(
-            [each[2] for each in found], {FETCHES: rows[-1][0] if rows else after}, len(rows) - len(found)
-        )
+            rows = run(query, (after, until))
+        observations = _sort_fetches(rows)
+        return ReadResult(observations, {FETCHES: rows[-1][0] if rows else after}, len(rows) - len(observations))
+
+    def close(self) -> None:
+        self._transactions.close()
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
         """Return the number of the next deletion of rows that were already read.
@@ -218,14 +225,34 @@ class RecordedFetches:
         )
 
 
+def _sort_fetches(rows: Iterable[tuple[int, str | None, str]]) -> list[Observation]:
+    """Return the observations in rows of (id, writer, line), sorted by time. Rows without an observation are omitted.
+
+    Even if a writer's clock was set back, an observation counts as later than the writer's observations before it.
+    """
+    latest: dict[str, datetime] = {}  # the latest time of each writer's observations
+    timed: list[tuple[datetime, int, Observation]] = []
+    for number, writer, line in rows:
+        content = parse_line(line.encode())
+        if not isinstance(content, Observation):
+            continue
+        at = content.at
+        if writer is not None:
+            at = latest[writer] = max(latest.get(writer, at), at)
+        timed.append((at, number, content))
+    timed.sort(key=lambda item: item[:2])
+    return [observation for _, _, observation in timed]
+
+
 class _Transactions:
     """One connection that runs one transaction at a time. If the connection is lost, a new connection replaces it."""
 
     def __init__(self, address: PostgresAddress) -> None:
         from gitboot.ledger import postgresql
 
-        self.name, self._address = address.name, address
-        self._connect, self._errors = postgresql.open_connection, (*postgresql.PostgresDatabase.errors, LedgerError)
+        self._address = address
+        self._connect = postgresql.open_connection
+        self._errors = (*postgresql.PostgresDatabase.errors, LedgerError)
         self._lock = threading.Lock()
         self._connection: Any = None
 
@@ -258,15 +285,17 @@ class _Transactions:
 def _store_batch(run: _Run, batch: ForwardedBatch) -> None:
     # Commit 2fefe59 stored the batches of other hosts in files.
     name, base = parse_file_name(f"{batch.writer.file}{SUFFIX}")
-    writer, place = f"{batch.writer.spool}/{name}", base + batch.begin
+    writer = f"{batch.writer.spool}/{name}"
+    place = base + batch.begin
     for line in batch.lines.splitlines(keepends=True):
         match parse_line(line):
-            case Observation() as found:
-                run(_RECORD, (writer, place, *_to_row(found)))
+            case Observation() as observation:
+                run(_RECORD, (writer, place, *_to_row(observation)))
             case int(taken_back):
                 run("DELETE FROM fetches WHERE writer = %s AND place = %s", (writer, taken_back))
         place += len(line)
 
 
 def _to_row(observation: Observation) -> tuple[str, str | None, str]:
+    """Return the values of the columns server, offer and line."""
     return observation.server, observation.offer, encode_line(observation).decode()

@@ -224,8 +224,23 @@ SHARED: Final = """
     CREATE TABLE token_keys (number INTEGER PRIMARY KEY, line TEXT NOT NULL);
 """
 TABLES: Final = (
-    *("facts", "records", "runs", "overrides", "switches", "events", "machines", "offers", "versions"),
-    *("observations", "approvals", "requests", "spool", "pins", "known_bmcs", "secret_fetches", "acknowledgements"),
+    "facts",
+    "records",
+    "runs",
+    "overrides",
+    "switches",
+    "events",
+    "machines",
+    "offers",
+    "versions",
+    "observations",
+    "approvals",
+    "requests",
+    "spool",
+    "pins",
+    "known_bmcs",
+    "secret_fetches",
+    "acknowledgements",
     "lost_identities",
 )
 NUMBERED: Final = ("events", "observations", "requests")  # tables whose key the database generates

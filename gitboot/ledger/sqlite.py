@@ -15,6 +15,16 @@ from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_version_error
 
 
+# The errors that SQLite raises if it cannot create files on a full disk: https://sqlite.org/rescode.html
+_DISK_FULL_ERRORS: Final = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_IOERR_SHMOPEN,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+    sqlite3.SQLITE_IOERR_SHMMAP,
+)
+
+
 class SqliteDatabase(Database):
     """A ledger in a SQLite file. If the file does not exist, gitboot creates it.
 
@@ -50,7 +60,8 @@ class SqliteDatabase(Database):
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - SQLite uses the primary key
         rest = iter(rows)
-        if (first := next(rest, None)) is not None:
+        first = next(rest, None)
+        if first is not None:
             marks = ", ".join("?" * len(first))
             self.execute_many(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", chain((first,), rest))  # noqa: S608
 
@@ -105,7 +116,8 @@ class SqliteDatabase(Database):
         other process can write to it.
         """
         try:
-            connection, self._is_read_only = self._open_to_write(), False
+            connection = self._open_to_write()
+            self._is_read_only = False
         except LedgerError as error:
             log = Path(f"{self.path}-wal")
             if not _is_disk_full(error.__cause__) or (log.exists() and log.stat().st_size > 0):
@@ -149,6 +161,7 @@ class ReadOnlySqlite(SqliteDatabase):
 
 
 def back_up(path: Path, target: Path) -> None:
+    """Copy a ledger file that other processes may use. Raises `LedgerError` if SQLite cannot copy the file."""
     try:
         with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(target)) as new:
             ours.backup(new)
@@ -171,24 +184,14 @@ def build_damaged_error(name: str, cause: str) -> DamagedLedger:
     )
 
 
-# The errors that SQLite raises if it cannot create files on a full disk: https://sqlite.org/rescode.html
-_DISK_FULL_ERRORS: Final = (
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_IOERR_SHMOPEN,
-    sqlite3.SQLITE_IOERR_SHMSIZE,
-    sqlite3.SQLITE_IOERR_SHMMAP,
-)
-
-
 def _is_disk_full(error: BaseException | None) -> bool:
     return getattr(error, "sqlite_errorcode", 0) in _DISK_FULL_ERRORS
 
 
 def _check_integrity(connection: sqlite3.Connection, name: str) -> None:
-    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    if found != "ok":
-        raise build_damaged_error(name, found)
+    (result,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        raise build_damaged_error(name, result)
 
 
 def _migrate(connection: sqlite3.Connection, name: str) -> None:
