@@ -15,7 +15,8 @@ from gitboot.child_processes import (
     write_frame,
 )
 from gitboot.git.fetch import ERRORS, FetchFailure, FetchOrder, InProcessFetcher, Report, parse_order
-from gitboot.git.repository import is_out_of_memory, report_steps_to, report_work
+from gitboot.git.fetch_steps import report_steps_to, report_work
+from gitboot.git.repository import is_out_of_memory
 
 
 def main(parent: str) -> None:
@@ -24,14 +25,14 @@ def main(parent: str) -> None:
     usage = ProcessUsage.measure()
     while (frame := read_frame(orders)) is not None:
         try:
-            found = parse_order(frame)
-            if found.memory is not None:
-                usage.limit(memory_bytes=found.memory)
+            order = parse_order(frame)
+            if order.memory is not None:
+                usage.limit(memory_bytes=order.memory)
             else:
                 lift_memory_limit()
             with report_steps_to(partial(write_frame, reports)):
-                answer = run_fetch_order(found)
-            write_frame(reports, answer)
+                result = run_fetch_order(order)
+            write_frame(reports, result)
         except MemoryError:
             os._exit(OUT_OF_MEMORY)  # the process must not continue, because the fetch may be incomplete
         except BrokenPipeError:
@@ -39,6 +40,7 @@ def main(parent: str) -> None:
 
 
 def run_fetch_order(order: FetchOrder) -> Report:
+    """Carry out a task, and return its result or its error. Raises MemoryError if memory ran out."""
     report_work()
     try:
         return InProcessFetcher().carry_out(order)

@@ -21,18 +21,14 @@ from gitboot.fleet.revision import Revision
 from gitboot.git.fetch import Fetcher, FetchOrder, FetchResult, InProcessFetcher, Work
 from gitboot.git.history import convert_date, read_file
 from gitboot.git.remote import Remote
-from gitboot.git.repository import (
-    CommitObject,
-    CommitReader,
-    StoredRepository,
-    convert_errors,
-    list_reachable_objects,
-    open_containing_repository,
-    open_repository,
-    peel_reference,
-    read_tree,
-)
+from gitboot.git.object_copies import list_reachable_objects
+from gitboot.git.objects import CommitObject, CommitReader, peel_reference, read_tree
+from gitboot.git.repository import StoredRepository, convert_errors, open_containing_repository, open_repository
 from gitboot.git.snapshots import get_fleet_folder
+
+
+_MAX_LATER_COMMITS: Final = 100  # the number of commits in which gitboot searches for the one that added a file
+_FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
 
 
 class Authorship(NamedTuple):
@@ -121,17 +117,19 @@ class OwnedBranch:
             yield ours
 
 
-_FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
-
-
 def read_authorship(clone: StoredRepository, revision: Revision) -> Authorship | None:
+    """Return the author of a commit, or None if the clone does not contain the commit."""
     with clone.open() as ours:
         if revision not in ours.odb:
             return None
         author = CommitReader(ours).peel(revision).author
-        texts = (raw.decode(errors="replace") for raw in (author.name, author.email))
-        name, email = (" ".join(text.translate(_FORBIDDEN_CHARACTERS).split()) for text in texts)
+        name, email = _clean_author_text(author.name), _clean_author_text(author.email)
         return Authorship(name or "unknown", email or "unknown", int(convert_date(author).timestamp()), author.offset)
+
+
+def _clean_author_text(raw: bytes) -> str:
+    """Return a text without the characters that Git does not allow in an author."""
+    return " ".join(raw.decode(errors="replace").translate(_FORBIDDEN_CHARACTERS).split())
 
 
 def find_pushed_url(checkout: Path) -> str | None:
@@ -201,7 +199,7 @@ def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
         if repository is None:
             raise UsageError(f"{path} is not in a Git repository, so gitboot cannot create branches")
         names = [*(f"refs/remotes/{remote.name}/{branch}" for remote in repository.remotes), f"refs/heads/{branch}"]
-        name = next((each for each in names if each in repository.references), None)
+        name = next((name for name in names if name in repository.references), None)
         if name is None:
             return None
         commit = peel_reference(repository, repository.references[name])
@@ -219,23 +217,20 @@ def find_proposal(path: Path, branch: str, file: str | None) -> Proposal | None:
         )
 
 
-_MAX_LATER_COMMITS: Final = 100
-
-
 def _find_adding_commit(repository: pygit2.Repository, tip: CommitObject, place: str) -> CommitObject | None:
     """Follow first parents from ``tip``, and return the oldest commit that still has a file.
 
     Return None if ``tip`` lacks the file.
     """
-    found = None
+    oldest = None
     for commit in islice(CommitReader(repository).first_parents(tip.id), _MAX_LATER_COMMITS):
         tree = read_tree(repository, commit)
         if tree is None or place not in tree:
-            return found
-        found = commit
+            break
+        oldest = commit
         if commit.parents and commit.parents[0] not in repository.odb:  # a shallow clone has no older commits
-            return found
-    return found
+            break
+    return oldest
 
 
 def write_bundle(path: Path, file: Path, branches: Sequence[str]) -> None:
@@ -282,8 +277,9 @@ def propose_commit(
             index.read_tree(tree)
         for path_of_file, content in files.items():
             place = PurePosixPath(folder, path_of_file)
-            if (above := next((each for each in map(str, place.parents) if each in index), None)) is not None:
-                raise UsageError(f"{path}: {above} is not a folder, so gitboot cannot add {place}")
+            blocking_file = next((parent for parent in map(str, place.parents) if parent in index), None)
+            if blocking_file is not None:
+                raise UsageError(f"{path}: {blocking_file} is not a folder, so gitboot cannot add {place}")
             mode = index[str(place)].mode if str(place) in index else FileMode.BLOB
             index.add(pygit2.IndexEntry(str(place), repository.create_blob(content), mode))
         name, email = "gitboot", "gitboot@localhost"

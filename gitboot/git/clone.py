@@ -36,12 +36,11 @@ from gitboot.git.history import (
     read_message,
 )
 from gitboot.git.remote import Head, Password, Remote, SshKey
+from gitboot.git.objects import CommitReader, peel_reference
 from gitboot.git.repository import (
     ACCEPTED,
-    CommitReader,
     StoredRepository,
     convert_errors,
-    peel_reference,
     read_fleet_folder_at,
     store_accepted_folder,
 )
@@ -130,16 +129,17 @@ class Source:
         recorded, head = self._followed, self._head
         if recorded is None or head is None or not recorded.is_default or head.branch == recorded.reference:
             return None
-        branch, followed, url = _shorten(head.branch), _shorten(recorded.reference) or "", self._remote.url
+        branch, followed = _shorten(head.branch), _shorten(recorded.reference) or ""
+        url = self._remote.url
         if head.is_checked_out:
             reason = "AnotherBranchCheckedOut"
-            found = f"{branch} is checked out in {url}" if branch is not None else f"HEAD is detached in {url}"
+            state = f"{branch} is checked out in {url}" if branch is not None else f"HEAD is detached in {url}"
         else:
             reason = "DefaultBranchChanged"
-            found = (
-                f"the default branch of {url} is now {branch}" if branch is not None else f"{url} has no default branch"
-            )
-        return BranchMismatch(reason, f"{found}, but gitboot still follows {followed}", branch, followed)
+            state = f"{url} has no default branch"
+            if branch is not None:
+                state = f"the default branch of {url} is now {branch}"
+        return BranchMismatch(reason, f"{state}, but gitboot still follows {followed}", branch, followed)
 
     # The clone
 
@@ -193,7 +193,8 @@ class Source:
             if since is None:
                 return (Merge(revision, (read_message(CommitReader(ours).peel(revision)),)),)
             old, new = pygit2.Oid(hex=since), pygit2.Oid(hex=revision)
-            return list_first_parent_merges(ours, old, new) or (Merge(revision, tuple(list_messages(ours, old, new))),)
+            merges = list_first_parent_merges(ours, old, new)
+            return merges or (Merge(revision, tuple(list_messages(ours, old, new))),)
 
     def read_file_changes(self, revision: Revision, known: Mapping[Revision, FileChanges]) -> tuple[FileChanges, ...]:
         """Return the latest first-parent commits up to ``revision``, newest first, each with the files that it changed.
@@ -210,8 +211,9 @@ class Source:
         clone does not contain.
         """
         with self.clone.open() as ours:
-            old, new = ([pygit2.Oid(hex=each) for each in commits if each in ours.odb] for commits in (hidden, tips))
-            return list_acknowledging_content(ours, old, new) if new else frozenset()
+            hidden_ids = [pygit2.Oid(hex=commit) for commit in hidden if commit in ours.odb]
+            tip_ids = [pygit2.Oid(hex=commit) for commit in tips if commit in ours.odb]
+            return list_acknowledging_content(ours, hidden_ids, tip_ids) if tip_ids else frozenset()
 
     def snapshot(self, revision: Revision, previous: Snapshot | None = None) -> Snapshot:
         return _load_snapshot(self.clone, revision, previous)
@@ -235,18 +237,19 @@ class Source:
 
         Raises `SourceError` if a later attempt may succeed, and `SourceRefused` or `UsageError` if a person has to act.
         """
-        is_there = self.clone.path.exists()
+        has_clone = self.clone.path.exists()
         try:
             branch, remote = self._resolve_remote()
-            revision, head = self.fetcher.fetch(remote, self._state, into_new_clone=not is_there)
+            revision, head = self.fetcher.fetch(remote, self._state, into_new_clone=not has_clone)
         except (TemporaryError, OperatorError):
             _remove_leftovers(self.clone.path, keep="accepted.lock")  # `keep` is a file that no fetch creates
             raise
-        if not is_there:
+        if not has_clone:
             self._replace_clone()
         if self._record is not None and branch is not None:
             self._record_branch(branch, revision, self._record)
-        self._head, self.has_fetched = head, True
+        self._head = head
+        self.has_fetched = True
         return revision
 
     def restore(self, accepted: Revision | None) -> None:
@@ -257,10 +260,10 @@ class Source:
         that case, the new clone is complete except that it has no accepted commit.
         """
         _, remote = self._resolve_remote()
-        found = self.fetcher.restore(remote, self._state, accepted)
+        has_accepted_commit = self.fetcher.restore(remote, self._state, accepted)
         self._replace_clone()
         self.has_fetched = True
-        if not found:
+        if not has_accepted_commit:
             raise SourceRefused(f"neither {self._remote.url} nor the old clone contains the accepted commit {accepted}")
         shutil.rmtree(self._state / BROKEN, ignore_errors=True)
 
@@ -291,9 +294,9 @@ class Source:
         if branch == self._recorded:
             return
         if self._followed is None:
-            found = record.accepted() or self.accepted()
-            accepted = Revision(found) if found is not None else None
-            if accepted is not None and not (self.has(accepted) and not self.is_rewind(accepted, revision)):
+            commit = record.accepted() or self.accepted()
+            accepted = Revision(commit) if commit is not None else None
+            if accepted is not None and (not self.has(accepted) or self.is_rewind(accepted, revision)):
                 raise BranchNotNamed(
                     f"{self._remote.url}: the default branch {branch.reference} does not contain the accepted commit "
                     f"{accepted[:12]}; specify the branch to follow with --rev"

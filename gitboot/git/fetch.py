@@ -33,24 +33,19 @@ from gitboot.errors import (
 from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import Revision
 from gitboot.git.remote import HEAD, Head, Remote, RemoteConnection, find_reference, read_head
+from gitboot.git.fetch_steps import FetchStep
+from gitboot.git.object_copies import check_objects, copy_objects, list_reachable_objects, merge_packs
+from gitboot.git.objects import CommitReader, peel_reference, read_tag
 from gitboot.git.repository import (
     ACCEPTED,
-    CommitReader,
-    FetchStep,
     StoredRepository,
-    check_objects,
     convert_errors,
     copy_accepted_folder,
-    copy_objects,
     get_common_directory,
     is_out_of_memory,
-    list_reachable_objects,
-    merge_packs,
     open_containing_repository,
     open_repository,
-    peel_reference,
     read_fleet_folder,
-    read_tag,
     store_fleet_folder,
 )
 from gitboot.git.snapshots import find_folder_in, find_tree
@@ -61,6 +56,21 @@ from gitboot.jsonio import build_decoder
 _ALL: Final = "refs/gitboot/all/"
 # the last fetch from a network remote: a commit, a tag, or a branch that gitboot owns
 _FETCHED: Final = "refs/gitboot/fetched"
+_PUSHED: Final = "refs/gitboot/made"  # the reference to the commit that gitboot pushes to its own branch
+
+# Repositories in the state directory
+CLONE: Final = "repository.git"
+NEW: Final = "repository.new"  # the name of a new clone until the clone is complete and replaces the old clone
+BROKEN: Final = "repository.broken"  # the name of the old clone after a new clone has replaced it
+_FULL_COPY: Final = "repository.whole"  # exists during a fetch of the whole history
+EMPTY: Final = "repository.empty."  # the prefix of an empty repository, for listing the refs of a remote
+
+MAX_PACKS: Final = 50  # the maximum number of packs: each fetch adds a pack, and each pack makes reads slower
+# this is enough for three million objects, or for a file of 250 MiB that arrives as a delta
+DEFAULT_MEMORY_MIB: Final = 512
+FETCH_TIMEOUT_S: Final = 3600.0  # the time limit for a fetch; this limit does not apply to a new clone
+_START_TIMEOUT_S: Final = 60.0  # the time limit until a process has loaded its program from a slow disk
+_PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for this case: signature.c, commit.c
 
 
 class FetchedCommit(NamedTuple):
@@ -70,13 +80,6 @@ class FetchedCommit(NamedTuple):
     head: Head | None  # the remote's HEAD; None: gitboot did not read it, because the reference is a commit ID
     # the ID of the annotated tag; None: the reference is not an annotated tag, or the tag object has another name
     tag: str | None
-
-
-_PARSE_FAILURE: Final = re.compile("failed to parse")  # libgit2 has no error code for this case: signature.c, commit.c
-# the name of a repository in the state directory during a fetch of the whole history
-_FULL_COPY: Final = "repository.whole"
-# the name of an empty repository in the state directory, for listing the refs of a remote
-EMPTY: Final = "repository.empty."
 
 
 class Upstream:
@@ -140,8 +143,8 @@ class Upstream:
     ) -> Revision:
         """Check the objects that were fetched, and return the commit to which ``tip`` points."""
         with convert_errors(self._remote.url):  # raises an error if a new commit or tag exceeds the size limit
-            names = (ours.references.get(each) for each in base_references)
-            checked = {peel_reference(ours, each).id for each in names if each is not None}
+            references = (ours.references.get(name) for name in base_references)
+            checked = {peel_reference(ours, reference).id for reference in references if reference is not None}
             list_reachable_objects(ours, pygit2.Oid(hex=tip), checked, with_files=False)
         try:
             commit = CommitReader(ours).peel(tip).revision
@@ -251,10 +254,7 @@ class Upstream:
             yield theirs, find_folder_in(theirs, root) or ""
 
 
-CLONE: Final = "repository.git"  # in the state directory
-BROKEN: Final = "repository.broken"  # the name of the old clone after a new clone has replaced it
-_PUSHED: Final = "refs/gitboot/made"  # the reference to the commit that gitboot pushes to its own branch
-
+# Tasks
 
 # fetch: fetch into the clone. anew: fetch into a new clone. restore: fetch into a new clone with the accepted commit.
 # head: only read HEAD. tip, branch, push: read, fetch or push the commit of a branch that gitboot owns.
@@ -293,9 +293,14 @@ parse_order: Final[Callable[[bytes], FetchOrder]] = build_decoder(FetchOrder)
 parse_report: Final[Callable[[bytes], Report]] = build_decoder(Report)
 # The errors that a fetch can raise, by name.
 ERRORS: Final = {
-    each.__name__: each
-    for each in (
-        *(SourceError, BranchMissing, CorruptClone, SourceRefused, SourceTooLarge, SubpathMissing),
+    error_type.__name__: error_type
+    for error_type in (
+        SourceError,
+        BranchMissing,
+        CorruptClone,
+        SourceRefused,
+        SourceTooLarge,
+        SubpathMissing,
         UsageError,
     )
 }
@@ -313,14 +318,14 @@ class Fetcher(ABC):
 
         Return the commit and the remote's HEAD. HEAD is None if the reference is a commit ID.
         """
-        found = self.carry_out(FetchOrder(work="anew" if into_new_clone else "fetch", remote=remote, folder=state))
-        return Revision(found.revision), found.head
+        work: Work = "anew" if into_new_clone else "fetch"
+        result = self.carry_out(FetchOrder(work=work, remote=remote, folder=state))
+        return Revision(result.revision), result.head
 
     def restore(self, remote: Remote, state: Path, accepted: Revision | None) -> bool:
         """Fetch into a new clone. Return whether the accepted commit was found in the remote or in the old clone."""
-        return self.carry_out(
-            FetchOrder(work="restore", remote=remote, folder=state, expected_commit=accepted)
-        ).has_accepted_commit
+        order = FetchOrder(work="restore", remote=remote, folder=state, expected_commit=accepted)
+        return self.carry_out(order).has_accepted_commit
 
     def read_head(self, remote: Remote, state: Path) -> Head:
         """Return the remote's HEAD. Raises `SourceError` if the remote has no commits."""
@@ -335,32 +340,40 @@ class InProcessFetcher(Fetcher):
     def carry_out(self, order: FetchOrder) -> FetchResult:
         remote, folder = order.remote, order.folder
         match order.work:
-            case "fetch" | "anew":
-                clone = (
-                    _create_clone(folder) if order.work == "anew" else StoredRepository(folder / CLONE, CorruptClone)
-                )
-                fetched = _fetch_into(clone, remote, folder)
+            case "fetch":
+                fetched = _fetch_into(StoredRepository(folder / CLONE, CorruptClone), remote, folder)
+                return FetchResult(revision=fetched.commit, head=fetched.head)
+            case "anew":
+                fetched = _fetch_into(_create_clone(folder), remote, folder)
                 return FetchResult(revision=fetched.commit, head=fetched.head)
             case "restore":
                 return FetchResult(has_accepted_commit=_restore_clone(remote, folder, order.expected_commit))
             case "head":
                 return FetchResult(head=Upstream(remote, folder).read_head())
-        with convert_errors(folder), open_repository(folder) as ours:
-            connection = RemoteConnection(remote, None, ours, folder.with_name("home"))
-            match order.work:
-                case "branch":
-                    connection.fetch(f"+{remote.reference}:{_FETCHED}")
-                case "tip":
-                    heads, head = connection.list_references()
-                    return FetchResult(revision=heads.get(remote.reference or HEAD, ""), head=head)
-                case "push":
-                    ours.references.create(_PUSHED, order.pushed_commit, force=True)
-                    connection.push(f"{_PUSHED}:{remote.reference}", order.expected_commit)
+            case "tip" | "branch" | "push":
+                with convert_errors(folder), open_repository(folder) as ours:
+                    return self._carry_out_for_branch(order, ours)
+
+    def _carry_out_for_branch(self, order: FetchOrder, ours: pygit2.Repository) -> FetchResult:
+        """Carry out a task for a branch that gitboot owns. ``ours`` is the branch's repository."""
+        remote = order.remote
+        connection = RemoteConnection(remote, None, ours, order.folder.with_name("home"))
+        match order.work:
+            case "tip":
+                heads, head = connection.list_references()
+                return FetchResult(revision=heads.get(remote.reference or HEAD, ""), head=head)
+            case "branch":
+                connection.fetch(f"+{remote.reference}:{_FETCHED}")
+            case "push":
+                ours.references.create(_PUSHED, order.pushed_commit, force=True)
+                connection.push(f"{_PUSHED}:{remote.reference}", order.expected_commit)
         return FetchResult()
 
 
 def _restore_clone(remote: Remote, state: Path, accepted: str | None) -> bool:
-    new, upstream = _create_clone(state), Upstream(remote, state)
+    """Fetch into a new clone. Return whether the new clone contains the accepted commit."""
+    new = _create_clone(state)
+    upstream = Upstream(remote, state)
     _fetch_into(new, remote, state)
     if accepted is None:
         return True
@@ -391,11 +404,10 @@ def _hash_remote(remote: Remote) -> str:
 
     The hash prevents gitboot from using a commit that was fetched with other settings.
     """
-    place = (remote.url, remote.reference, *filter(None, [remote.subpath]))
-    return hashlib.sha256("\n".join(map(str, place)).encode()).hexdigest()[:16]
-
-
-MAX_PACKS: Final = 50  # the maximum number of packs: each fetch adds a pack, and each pack makes reads slower
+    lines = [remote.url, str(remote.reference)]
+    if remote.subpath:
+        lines.append(remote.subpath)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def _fetch_into(clone: StoredRepository, remote: Remote, state: Path) -> FetchedCommit:
@@ -409,9 +421,6 @@ def _fetch_into(clone: StoredRepository, remote: Remote, state: Path) -> Fetched
         set_reference(ours, latest, fetched.commit)
         merge_packs(ours, MAX_PACKS)
     return fetched
-
-
-NEW: Final = "repository.new"  # the name of a new clone until the clone is complete and replaces the old clone
 
 
 def _create_clone(state: Path) -> StoredRepository:
@@ -429,10 +438,7 @@ def set_reference(ours: pygit2.Repository, name: str, tip: str) -> None:
         ours.references.create(name, tip, force=True)
 
 
-# this is enough for three million objects, or for a file of 250 MiB that arrives as a delta
-DEFAULT_MEMORY_MIB: Final = 512
-FETCH_TIMEOUT_S: Final = 3600.0  # the time limit for a fetch; this limit does not apply to a new clone
-_START_TIMEOUT_S: Final = 60.0  # the time limit until a process has loaded its program from a slow disk
+# The fetch process
 
 
 class FetchProcess(Fetcher):
@@ -470,30 +476,31 @@ class FetchProcess(Fetcher):
         # there is no memory limit for a push, which packs gitboot's own files, because these may be large
         if order.work != "push":
             order = msgspec.structs.replace(order, memory=self._memory)
-        url, child, is_new = order.remote.url, *self._take_child()
+        url = order.remote.url
+        child, is_new = self._take_child()
         start_s = _START_TIMEOUT_S if is_new else order.remote.timeout_s
         total_s = None if order.work in ("anew", "restore") else self._deadline_s
         deadline = _StepDeadline(FetchStep(start_s, f"the fetch process did not start within {start_s:g} s"), total_s)
-        answer = None
+        result: FetchResult | FetchFailure | None = None
         try:
             child.send(order)
             for frame in child.read_answers(deadline.remaining_s):
-                found = parse_report(frame)
-                if not isinstance(found, FetchStep):
-                    answer = found
+                report = parse_report(frame)
+                if not isinstance(report, FetchStep):
+                    result = report
                     break
-                deadline.begin(found)
-            if answer is None:
+                deadline.begin(report)
+            if result is None:
                 raise self._build_exit_error(url, child.wait())
         except TimeoutError:
             raise SourceError(f"{url}: {deadline.error_message}") from None
         except BrokenPipeError:
             raise self._build_exit_error(url, child.wait()) from None
         finally:
-            self._return_child(child, is_free=answer is not None)
-        if isinstance(answer, FetchFailure):
-            raise ERRORS[answer.error](answer.message)
-        return answer
+            self._return_child(child, is_free=result is not None)
+        if isinstance(result, FetchFailure):
+            raise ERRORS[result.error](result.message)
+        return result
 
     def _take_child(self) -> tuple[Child, bool]:
         """Return a child process, and whether this process is new. Start a new process only if no process is idle."""
@@ -505,7 +512,8 @@ class FetchProcess(Fetcher):
                 child.reap()
                 child = None
             is_new = child is None
-            child = child or Child("gitboot.git")
+            if child is None:
+                child = Child("gitboot.git")
             self._busy.add(child)
             return child, is_new
 
@@ -533,13 +541,17 @@ class FetchProcess(Fetcher):
 
 
 class _StepDeadline:
+    """The time limits for the current step of a fetch, and for all steps together."""
+
     def __init__(self, first: FetchStep, total_s: float | None) -> None:
         """Create a time limit. ``total_s`` is the limit for all steps together, or None for no such limit."""
-        self._total_s, self._ends_s = total_s, math.inf if total_s is None else time.monotonic() + total_s
+        self._total_s = total_s
+        self._ends_s = math.inf if total_s is None else time.monotonic() + total_s
         self.begin(first)
 
     def begin(self, step: FetchStep) -> None:
-        self._step, self._step_ends_s = step, time.monotonic() + step.timeout_s
+        self._step = step
+        self._step_ends_s = time.monotonic() + step.timeout_s
 
     def remaining_s(self) -> float:
         return min(self._step_ends_s, self._ends_s) - time.monotonic()

@@ -19,16 +19,13 @@ from pygit2.enums import DiffOption, SortMode
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import BlobId, CommitSummary, FileChanges, Irregular, Message, Revision, Snapshot
+from gitboot.git.objects import CommitObject, CommitReader, Person, read_tree
 from gitboot.git.repository import (
-    CommitObject,
-    CommitReader,
-    Person,
     StoredRepository,
     convert_errors,
     get_git_directory,
     get_objects_directory,
     open_containing_repository,
-    read_tree,
 )
 from gitboot.git.snapshots import (
     WORKTREE,
@@ -45,7 +42,15 @@ from gitboot.git.snapshots import (
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
+HISTORY_COMMITS: Final = 100  # the number of commits in the history on the operators' page
+# the maximum number of first-parent commits that gitboot lists; a longer history counts as one step
+MAX_STEPS: Final = 200
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_YEAR_9999: Final = 253_370_764_800  # in seconds since 1970; Git supports later dates, but datetime does not
 SHALLOW_CLONE: Final = "this is a shallow clone without older commits; run git fetch --unshallow to fetch them"
+
+
+# The history of a fleet
 
 
 class HistoryStep(Struct, frozen=True, kw_only=True):
@@ -79,15 +84,11 @@ def open_history(path: str | os.PathLike[str], rev: str | None) -> History:
             raise UsageError(f"{path} is not in a Git repository, so it has no history")
         folder = get_fleet_folder(git, root)
         start = resolve_commit(git, rev or "HEAD", str(path))
-        steps = tuple(
-            HistoryStep(commit=summarize_commit(commit), tree=None if tree is None else tree.hex())
-            for commit in CommitReader(git).first_parents(start)
-            for tree in (find_tree(git, commit.revision, folder),)
-        )
-        return History(StoredRepository(get_git_directory(git)), folder, steps, shallow=git.is_shallow)
-
-
-HISTORY_COMMITS: Final = 100  # the number of commits in the history on the operators' page
+        steps = []
+        for commit in CommitReader(git).first_parents(start):
+            tree = find_tree(git, commit.revision, folder)
+            steps.append(HistoryStep(commit=summarize_commit(commit), tree=tree.hex() if tree is not None else None))
+        return History(StoredRepository(get_git_directory(git)), folder, tuple(steps), shallow=git.is_shallow)
 
 
 def list_file_changes(
@@ -106,20 +107,26 @@ def list_file_changes(
 
 
 def _find_changed_files(git: pygit2.Repository, commit: CommitObject, folder: str) -> FileChanges:
-    before = find_tree(git, Revision(str(commit.parents[0])), folder) if commit.parents else None
-    after = find_tree(git, commit.revision, folder)
+    before = _read_folder(git, Revision(str(commit.parents[0])), folder) if commit.parents else None
+    after = _read_folder(git, commit.revision, folder)
+    if before is not None and after is not None:
+        diff = after.diff_to_tree(before) if before.id != after.id else None
+    else:
+        one_tree = after if after is not None else before
+        diff = one_tree.diff_to_tree() if one_tree is not None else None
     paths: set[str] = set()
-    if before != after:
-        one, other = (git[pygit2.Oid(raw=each)] if each is not None else None for each in (after, before))
-        tree, base = (one, other) if isinstance(one, pygit2.Tree) else (other, None)
-        if isinstance(tree, pygit2.Tree):
-            diff = tree.diff_to_tree(base) if isinstance(base, pygit2.Tree) else tree.diff_to_tree()
-            paths = {decode_path(file.path) for delta in diff.deltas for file in (delta.old_file, delta.new_file)}
+    if diff is not None:
+        paths = {decode_path(file.path) for delta in diff.deltas for file in (delta.old_file, delta.new_file)}
     return FileChanges(commit=summarize_commit(commit), files=tuple(sorted(paths)))
 
 
-_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_YEAR_9999: Final = 253_370_764_800  # in seconds since 1970; Git supports later dates, but datetime does not
+def _read_folder(git: pygit2.Repository, revision: Revision, folder: str) -> pygit2.Tree | None:
+    tree_id = find_tree(git, revision, folder)
+    tree = git[pygit2.Oid(raw=tree_id)] if tree_id is not None else None
+    return tree if isinstance(tree, pygit2.Tree) else None
+
+
+# Authors and dates
 
 
 def summarize_commit(commit: CommitObject) -> CommitSummary:
@@ -147,6 +154,9 @@ def _decode(data: bytes) -> str:
     return data.decode(errors="replace")
 
 
+# The last change of a line
+
+
 class Blame:
     """Finds the commit that last changed each line in a fleet's files, at a revision or in the work tree.
 
@@ -156,7 +166,8 @@ class Blame:
     def __init__(
         self, repository: StoredRepository, commit: Revision | None, folder: str, root: Path | None, *, shallow: bool
     ) -> None:
-        self._repository, self._commit = repository, commit  # the commit is None if there is no commit yet
+        self._repository = repository
+        self._commit = commit  # None: there is no commit yet
         self.shallow = shallow  # whether the clone lacks older commits
         self._prefix = f"{folder}/" if folder else ""
         self._root = root  # the folder of the fleet in the work tree; None: gitboot reads only committed files
@@ -173,6 +184,7 @@ class Blame:
         return number in self._lines(path)
 
     def _blame_file(self, path: str) -> dict[int, CommitSummary | None]:
+        """Return the commit of each committed line, by the line's number in the fleet's file."""
         with self._repository.open() as git:
             if self._commit is None:
                 return {}
@@ -180,20 +192,13 @@ class Blame:
             name = self._prefix + path
             if tree is None or name not in tree:
                 return {}
-            try:
-                hunks = list(git.blame(name, newest_commit=pygit2.Oid(hex=self._commit)))
-            except pygit2.GitError:  # libgit2 cannot parse a commit
-                lines = _blame_along_first_parents(git, name, self._commit)
-            else:
-                reader, lines = CommitReader(git), {}
-                for hunk in hunks:
-                    start = hunk.final_start_line_number
-                    wrote = _summarize_writer(reader, reader.read(hunk.final_commit_id))
-                    lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), wrote)
+            committed_lines = _blame_committed_file(git, name, self._commit)
             if self._root is None:
-                return lines
-            old, new = git[tree[name].id].peel(pygit2.Blob).data, read_worktree_file(self._root, path)
-        return {now: lines[before] for now, before in _match_lines(old, new).items() if before in lines}
+                return committed_lines
+            committed_content = git[tree[name].id].peel(pygit2.Blob).data
+            content = read_worktree_file(self._root, path)
+        matches = _match_lines(committed_content, content)
+        return {now: committed_lines[before] for now, before in matches.items() if before in committed_lines}
 
 
 def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
@@ -205,16 +210,32 @@ def open_blame(path: str | os.PathLike[str], rev: str | None) -> Blame | None:
     with convert_errors(path), open_containing_repository(root) as git:
         if git is None:
             return None
-        uncommitted = find_folder_in(git, root) is not None and rev in (None, WORKTREE)
-        unborn = uncommitted and git.head_is_unborn
-        commit = None if unborn else resolve_commit(git, "HEAD" if uncommitted or rev is None else rev, str(path))
+        uses_worktree = find_folder_in(git, root) is not None and rev in (None, WORKTREE)
+        commit = None
+        if not (uses_worktree and git.head_is_unborn):
+            commit = resolve_commit(git, "HEAD" if uses_worktree or rev is None else rev, str(path))
         return Blame(
             StoredRepository(get_git_directory(git)),
             commit,
             get_fleet_folder(git, root),
-            root if uncommitted else None,
+            root if uses_worktree else None,
             shallow=git.is_shallow,
         )
+
+
+def _blame_committed_file(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary | None]:
+    """Map each line number to the commit that last changed the line."""
+    try:
+        hunks = list(git.blame(path, newest_commit=pygit2.Oid(hex=commit)))
+    except pygit2.GitError:  # libgit2 cannot parse a commit
+        return _blame_along_first_parents(git, path, commit)
+    reader = CommitReader(git)
+    lines: dict[int, CommitSummary | None] = {}
+    for hunk in hunks:
+        start = hunk.final_start_line_number
+        writer = _summarize_writer(reader, reader.read(hunk.final_commit_id))
+        lines |= dict.fromkeys(range(start, start + hunk.lines_in_hunk), writer)
+    return lines
 
 
 def _blame_along_first_parents(git: pygit2.Repository, path: str, commit: Revision) -> dict[int, CommitSummary | None]:
@@ -247,8 +268,8 @@ def _summarize_writer(reader: CommitReader, commit: CommitObject) -> CommitSumma
 def read_file(git: pygit2.Repository, commit: CommitObject, path: str) -> bytes | None:
     """Return the content of a file in a commit, or None if the commit does not contain the file."""
     tree = read_tree(git, commit)
-    found = tree[path] if tree is not None and path in tree else None
-    return found.data if isinstance(found, pygit2.Blob) else None
+    blob = tree[path] if tree is not None and path in tree else None
+    return blob.data if isinstance(blob, pygit2.Blob) else None
 
 
 def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
@@ -263,6 +284,9 @@ def _match_lines(old: bytes, new: bytes) -> dict[int, int]:
     return {line.new_lineno: line.old_lineno for line in patch.hunks[0].lines if line.origin == " "}
 
 
+# Commits between two commits
+
+
 def list_commits_between(
     git: pygit2.Repository, excluded: Iterable[pygit2.Oid], *tips: pygit2.Oid
 ) -> Iterator[CommitObject]:
@@ -270,20 +294,22 @@ def list_commits_between(
 
     Children come before their parents.
     """
-    reader, excluded = CommitReader(git), tuple(excluded)
+    reader = CommitReader(git)
+    excluded = tuple(excluded)
     try:
         walker = git.walk(None, SortMode.TOPOLOGICAL)
         for tip in tips:
             walker.push(tip)
-        for each in excluded:
-            walker.hide(each)
-        found = [commit.id for commit in walker]
+        for oid in excluded:
+            walker.hide(oid)
+        ids = [commit.id for commit in walker]
     except pygit2.GitError:  # libgit2 cannot parse a commit
-        found = _sort_topologically(reader, tips, seen=find_ancestors(reader, excluded))
-    return map(reader.read, found)
+        ids = _sort_topologically(reader, tips, seen=find_ancestors(reader, excluded))
+    return map(reader.read, ids)
 
 
 def _sort_topologically(reader: CommitReader, tips: Iterable[pygit2.Oid], seen: set[pygit2.Oid]) -> list[pygit2.Oid]:
+    """Return the commits that are reachable from ``tips``, children first. Commits in ``seen`` are skipped."""
     finished: list[pygit2.Oid] = []
     pending = [(tip, False) for tip in tips]
     while pending:
@@ -314,16 +340,13 @@ def is_ancestor(git: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid) -> boo
 def find_merge_base(git: pygit2.Repository, one: pygit2.Oid, other: pygit2.Oid) -> pygit2.Oid | None:
     """Return one of the best common ancestors of two commits, or None if there is no common ancestor."""
     try:
-        found: pygit2.Oid | None = git.merge_base(one, other)
+        base: pygit2.Oid | None = git.merge_base(one, other)
     except pygit2.GitError:
         reader = CommitReader(git)
-        both = find_ancestors(reader, [one]) & find_ancestors(reader, [other])
-        found = min(both - {parent for each in both for parent in reader.read(each).parents}, default=None)
-    return found
-
-
-# the maximum number of first-parent commits that gitboot lists; a longer history counts as one step
-MAX_STEPS: Final = 200
+        common = find_ancestors(reader, [one]) & find_ancestors(reader, [other])
+        parents = {parent for oid in common for parent in reader.read(oid).parents}
+        base = min(common - parents, default=None)
+    return base
 
 
 class Merge(NamedTuple):
@@ -339,15 +362,16 @@ def list_first_parent_merges(repository: pygit2.Repository, old: pygit2.Oid, new
     The result is () if ``old`` is not a first-parent ancestor of ``new``, or if ``old`` is more than ``MAX_STEPS``
     commits before ``new``.
     """
-    found: list[CommitObject] = []
+    commits: list[CommitObject] = []
     for commit in CommitReader(repository).first_parents(new):
         if commit.id == old:
             break
-        found.append(commit)
-        if not commit.parents or len(found) > MAX_STEPS:
+        commits.append(commit)
+        if not commit.parents or len(commits) > MAX_STEPS:
             return ()
     return tuple(
-        Merge(each.revision, tuple(list_messages(repository, each.parents[0], each.id))) for each in reversed(found)
+        Merge(commit.revision, tuple(list_messages(repository, commit.parents[0], commit.id)))
+        for commit in reversed(commits)
     )
 
 
@@ -362,12 +386,16 @@ def list_first_parents_since(
     if old is None or old == new:
         return (Revision(str(new)),)
     reader = CommitReader(repository)
-    found = [commit.id for commit in islice(reader.first_parents(new), MAX_STEPS + 1)]
-    known = {old} if old in found else {commit.id for commit in reader.first_parents(old)}
-    until = next((at for at, each in enumerate(found) if at and each in known), None)
-    if until is None and len(found) > MAX_STEPS:
+    newest, *others = [commit.id for commit in islice(reader.first_parents(new), MAX_STEPS + 1)]
+    old_line = {old} if old in others else {commit.id for commit in reader.first_parents(old)}
+    new_commits = [newest]
+    for oid in others:
+        if oid in old_line:
+            break
+        new_commits.append(oid)
+    if len(new_commits) > MAX_STEPS:
         return None
-    return tuple(Revision(str(each)) for each in reversed(found[:until]))
+    return tuple(Revision(str(oid)) for oid in reversed(new_commits))
 
 
 def list_messages(
@@ -396,8 +424,11 @@ def list_acknowledging_content(
 
     Commits that are also reachable from ``excluded`` are omitted.
     """
-    found = list_commits_between(repository, excluded, *tips)
-    return frozenset(commit.content_digest for commit in found if has_acknowledgement(commit))
+    commits = list_commits_between(repository, excluded, *tips)
+    return frozenset(commit.content_digest for commit in commits if has_acknowledgement(commit))
+
+
+# Ranges
 
 
 class RangeCommit(Struct, frozen=True, kw_only=True):
@@ -428,37 +459,30 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
     The merge happens in memory and does not change the repository. Raises `UsageError` if there is no such range, and
     `InvalidRepository` if there is a merge conflict.
     """
-    dots = "..." if "..." in text else ".."
-    base, is_range, head = text.partition(dots)
-    base = base or accepted or ""
-    if not base or base == WORKTREE or ".." in head:
-        raise UsageError(
-            f"{text!r} is not a range: write BASE..HEAD, BASE...HEAD, or only BASE to compare the work tree"
-        )
-    head = (head or "HEAD") if is_range else WORKTREE
+    base, head, from_merge_base = _parse_range(text, accepted)
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         if not root.is_dir() and (repository is None or head == WORKTREE):
             raise UsageError(f"{path} is not a directory")
         if repository is None:
             raise UsageError(f"{path} is not in a Git repository, so there are no commits to compare with")
-        in_worktree, folder = find_folder_in(repository, root), get_fleet_folder(repository, root)
+        folder = get_fleet_folder(repository, root)
         old = _resolve_commit(repository, base, path)
         new = _resolve_commit(repository, "HEAD" if head == WORKTREE else head, path)
-        if not root.is_dir() and all(find_tree(repository, Revision(str(each)), folder) is None for each in (old, new)):
+        if not root.is_dir() and all(find_tree(repository, Revision(str(oid)), folder) is None for oid in (old, new)):
             raise UsageError(f"{path} is not a directory, and neither commit contains the folder {folder}")
-        if head != WORKTREE:  # BASE may contain a symlink that HEAD replaces with a folder
-            check_folder(repository, Revision(str(new)), folder, path)
         stored = StoredRepository(get_git_directory(repository))
         if head == WORKTREE:
-            if in_worktree is None:
+            folder_in_worktree = find_folder_in(repository, root)
+            if folder_in_worktree is None:
                 raise UsageError(f"{path} has no work tree: write BASE..HEAD")
-            if merge or dots == "...":
+            if merge or from_merge_base:
                 raise UsageError(f"{path}: the work tree has no merge base. Write BASE..WORKTREE instead")
-            snapshot = load_worktree(root, repository, in_worktree)
-        else:
+            snapshot = load_worktree(root, repository, folder_in_worktree)
+        else:  # BASE may contain a symlink that HEAD replaces with a folder
+            check_folder(repository, Revision(str(new)), folder, path)
             snapshot = load_commit(stored, Revision(str(new)), folder)
-        if dots == "..." and not merge and accepted is None:
+        if from_merge_base and not merge and accepted is None:
             old = _resolve_merge_base(repository, old, new, path)
         first = _resolve_commit(repository, accepted, path) if accepted is not None else old
         commits = tuple(
@@ -467,27 +491,44 @@ def open_range(path: Path, text: str, *, merge: bool = False, accepted: str | No
         )
         if merge:
             merged = snapshot = _merge_in_memory(repository, old, new, folder, path)
-            last = Merge(merged.revision, tuple(list_messages(repository, old, new)))
-            is_on_line = bool(commits) or first == old  # if this is False, BASE is not a first-parent ancestor of HEAD
-            commits = (*commits, RangeCommit(merge=last, snapshot=lambda: merged)) if is_on_line else ()
-        range_messages = tuple(list_messages(repository, first, new, *([old] if merge else [])))
-        # if this is False, gitboot need not search the history
-        can_repeat = any(each.content for each in range_messages)
+            if commits or first == old:  # otherwise, BASE is not a first-parent ancestor of HEAD
+                last = Merge(merged.revision, tuple(list_messages(repository, old, new)))
+                commits = (*commits, RangeCommit(merge=last, snapshot=lambda: merged))
+        other_tips = [old] if merge else []
+        messages = tuple(list_messages(repository, first, new, *other_tips))
+        base_acknowledgements: frozenset[str] = frozenset()
+        if any(message.content for message in messages):  # otherwise, gitboot need not search the history
+            base_acknowledgements = list_acknowledging_content(repository, (), [first])
         return CommitRange(
-            base_acknowledgements=list_acknowledging_content(repository, (), [first]) if can_repeat else frozenset(),
+            base_acknowledgements=base_acknowledgements,
             base=load_commit(stored, Revision(str(first)), folder),
             head=snapshot,
             folder=folder,
             repository=stored,
-            messages=range_messages,
+            messages=messages,
             commits=() if head == WORKTREE else commits,
         )
 
 
+def _parse_range(text: str, accepted: str | None) -> tuple[str, str, bool]:
+    """Return BASE, HEAD (WORKTREE for the work tree), and whether the range is BASE...HEAD.
+
+    ``accepted`` replaces a missing BASE. Raises `UsageError` if the text is not a range.
+    """
+    separator = "..." if "..." in text else ".."
+    base, is_range, head = text.partition(separator)
+    base = base or accepted or ""
+    if not base or base == WORKTREE or ".." in head:
+        raise UsageError(
+            f"{text!r} is not a range: write BASE..HEAD, BASE...HEAD, or only BASE to compare the work tree"
+        )
+    return base, (head or "HEAD") if is_range else WORKTREE, separator == "..."
+
+
 def find_head_commit(path: Path, text: str) -> Revision | None:
     """Return the commit that HEAD of the range ``text`` resolves to before any merge, or None for the work tree."""
-    _, found, head = text.replace("...", "..").partition("..")
-    if not found or head == WORKTREE:
+    _, is_range, head = text.replace("...", "..").partition("..")
+    if not is_range or head == WORKTREE:
         return None
     with open_containing_repository(path.resolve()) as repository:
         return resolve_commit(repository, head or "HEAD", str(path)) if repository is not None else None
@@ -498,11 +539,11 @@ def _resolve_commit(repository: pygit2.Repository, rev: str, path: Path) -> pygi
 
 
 def _resolve_merge_base(repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, path: Path) -> pygit2.Oid:
-    found = find_merge_base(repository, old, new)
-    if found is None:
+    base = find_merge_base(repository, old, new)
+    if base is None:
         hint = "fetch more of the history" if repository.is_shallow else "write BASE..HEAD"
         raise UsageError(f"the two commits have no common ancestor in {path}; {hint}")
-    return found
+    return base
 
 
 # Merges in memory
@@ -516,35 +557,17 @@ def _merge_in_memory(
     repository: pygit2.Repository, old: pygit2.Oid, new: pygit2.Oid, folder: str, path: Path
 ) -> Snapshot:
     base = _resolve_merge_base(repository, old, new, path)
+    prefix = f"{folder}/" if folder else ""
     # libgit2 writes the merged files to a repository. gitboot uses a temporary repository that also reads the objects
     # of the original repository.
     with tempfile.TemporaryDirectory() as scratch:
         temporary = pygit2.init_repository(scratch, bare=True)
         try:
             temporary.odb.add_disk_alternate(str(get_objects_directory(repository)))
-            try:
-                index = temporary.merge_commits(old, new)
-            except pygit2.GitError:  # libgit2 cannot parse some commits even though their tree is complete
-                reader = CommitReader(temporary)
-                ancestor, ours, theirs = (read_tree(temporary, reader.read(each)) for each in (base, old, new))
-                if ancestor is None or ours is None or theirs is None:
-                    raise
-                index = temporary.merge_trees(ancestor, ours, theirs)
-            prefix = f"{folder}/" if folder else ""
+            index = _merge_commits(temporary, base, old, new)
             if problems := list(_list_conflicts(index.conflicts or (), prefix)):
                 raise InvalidRepository(problems)
-            blobs, irregular = dict[str, BlobId](), dict[str, Irregular]()
-            for entry in index:
-                name = entry.path.removeprefix(prefix)
-                found = _DOT_FOLDER_OR_NOT_UTF8.search(name)
-                if not entry.path.startswith(prefix) or (found is not None and found[0].endswith("/")):
-                    continue
-                if found is not None:
-                    irregular[decode_path(name[: found.end()])] = Irregular.FILE_NAME
-                elif entry.mode in _IRREGULAR:
-                    irregular[name] = _IRREGULAR[entry.mode]
-                else:
-                    blobs[name] = BlobId(str(entry.id))
+            blobs, irregular = _list_merged_files(index, prefix)
             new_blobs = {blob: temporary.odb.read(blob)[1] for blob in blobs.values() if blob not in repository.odb}
         finally:
             temporary.free()
@@ -555,6 +578,39 @@ def _merge_in_memory(
         read=lambda blob: new_blobs[blob] if blob in new_blobs else stored.read(blob),
         irregular=irregular,
     )
+
+
+def _merge_commits(
+    repository: pygit2.Repository, base: pygit2.Oid, old: pygit2.Oid, new: pygit2.Oid
+) -> pygit2.Index:
+    try:
+        return repository.merge_commits(old, new)
+    except pygit2.GitError:  # libgit2 cannot parse some commits even though their tree is complete
+        reader = CommitReader(repository)
+        ancestor, ours, theirs = (read_tree(repository, reader.read(oid)) for oid in (base, old, new))
+        if ancestor is None or ours is None or theirs is None:
+            raise
+        return repository.merge_trees(ancestor, ours, theirs)
+
+
+def _list_merged_files(index: pygit2.Index, prefix: str) -> tuple[dict[str, BlobId], dict[str, Irregular]]:
+    """Return the fleet's regular files in an index, and its other files. Files in dot-folders are omitted."""
+    blobs: dict[str, BlobId] = {}
+    irregular: dict[str, Irregular] = {}
+    for entry in index:
+        if not entry.path.startswith(prefix):
+            continue
+        name = entry.path.removeprefix(prefix)
+        match = _DOT_FOLDER_OR_NOT_UTF8.search(name)
+        if match is not None and match[0].endswith("/"):
+            continue
+        if match is not None:
+            irregular[decode_path(name[: match.end()])] = Irregular.FILE_NAME
+        elif entry.mode in _IRREGULAR:
+            irregular[name] = _IRREGULAR[entry.mode]
+        else:
+            blobs[name] = BlobId(str(entry.id))
+    return blobs, irregular
 
 
 def _list_conflicts(conflicts: Iterable[tuple[pygit2.IndexEntry | None, ...]], prefix: str) -> Iterator[Problem]:

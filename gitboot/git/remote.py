@@ -23,7 +23,8 @@ from pygit2.enums import CredentialType
 from gitboot.child_processes import limit_file_size
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_atomically
-from gitboot.git.repository import Transfer, format_error, get_objects_directory, get_step_reporter, report_work
+from gitboot.git.fetch_steps import Transfer, get_step_reporter, report_work
+from gitboot.git.repository import format_error, get_objects_directory
 from gitboot.git.version_ranges import find_highest_tag, is_range, parse_range
 from gitboot.text import one_line, redact_url
 
@@ -225,8 +226,8 @@ class RemoteConnection:
             get_step_reporter().begin_answer(self._remote.timeout_s)
             remote_heads = self._libgit2_remote.list_heads(self._callbacks)
             report_work()
-            branch = next((each.symref_target for each in remote_heads if each.name == HEAD), None)
-            return {str(each.name): str(each.oid) for each in remote_heads}, Head(branch)
+            branch = next((head.symref_target for head in remote_heads if head.name == HEAD), None)
+            return {str(head.name): str(head.oid) for head in remote_heads}, Head(branch)
 
     def _list_local_references(self, repository: pygit2.Repository) -> tuple[RefIds, Head]:
         """List the refs of a local repository without libgit2's transport, which would parse commits, and may fail."""
@@ -240,15 +241,16 @@ class RemoteConnection:
 
     def fetch(self, *refspecs: str) -> None:
         """Fetch refs into the repository. Raises `SourceTooLarge` if the clone would exceed its maximum size."""
-        room = None  # the number of bytes that the clone may still use
+        remaining_bytes = None  # the number of bytes that the clone may still use; None: no limit
         if self._remote.max_bytes is not None:
             sizes = (file.stat().st_size for file in get_objects_directory(self._clone).rglob("*") if file.is_file())
-            if (room := self._remote.max_bytes - sum(sizes)) <= 0:
+            remaining_bytes = self._remote.max_bytes - sum(sizes)
+            if remaining_bytes <= 0:
                 raise _build_too_large_error(self._remote)
         # libgit2 completes a received pack with objects from the clone, which do not count as received bytes.
-        with self._translate_errors(), limit_file_size(room):
+        with self._translate_errors(), limit_file_size(remaining_bytes):
             transfer = get_step_reporter().begin_download(self._remote.timeout_s)
-            self._callbacks.begin(transfer=transfer, remaining_bytes=room)
+            self._callbacks.begin(transfer=transfer, remaining_bytes=remaining_bytes)
             self._libgit2_remote.fetch(list(refspecs), callbacks=self._callbacks)
             report_work()
 
@@ -273,8 +275,8 @@ class RemoteConnection:
         except pygit2.GitError as error:
             if self._callbacks.remaining_bytes is not None and _FILE_TOO_LARGE in str(error):
                 raise _build_too_large_error(self._remote) from error
-            kind = SourceRefused if _REFUSED.search(str(error)) else SourceError
-            raise kind(f"{self._remote.url}: {format_error(error)}") from error
+            error_type = SourceRefused if _REFUSED.search(str(error)) else SourceError
+            raise error_type(f"{self._remote.url}: {format_error(error)}") from error
 
 
 def _build_too_large_error(remote: Remote) -> SourceTooLarge:
@@ -286,6 +288,8 @@ def _build_too_large_error(remote: Remote) -> SourceTooLarge:
 
 
 class _Callbacks(pygit2.RemoteCallbacks):
+    """libgit2's callbacks: check progress, send credentials, and reject unknown host keys and moved refs."""
+
     # pygit2 decodes a remote's messages as UTF-8 in pieces, and a piece may end within a character.
     sideband_progress = None  # type: ignore[assignment]
 
@@ -322,11 +326,11 @@ class _Callbacks(pygit2.RemoteCallbacks):
             self._transfer.report_size(bytes_pushed)
 
     def push_negotiation(self, updates: list[pygit2.remotes.PushUpdate]) -> None:
-        for each in updates:
-            found = str(each.src) if any(each.src.raw) else None
-            if found != self._expected_commit:
+        for update in updates:
+            commit = str(update.src) if any(update.src.raw) else None
+            if commit != self._expected_commit:
                 raise SourceError(
-                    f"{self._remote.url}: {each.dst_refname} moved from {self._expected_commit} to {found} in the "
+                    f"{self._remote.url}: {update.dst_refname} moved from {self._expected_commit} to {commit} in the "
                     "meantime"
                 )
         self._transfer = get_step_reporter().begin_upload(self._remote.timeout_s)
@@ -398,13 +402,13 @@ def _register_host_keys(remote: Remote, known_hosts: Path, home: Path) -> None:
     parts = parse_git_url(remote.url)
     host, port = parts.hostname or "", parts.port or _SSH_PORT
     try:
-        found = parse_known_hosts(known_hosts.read_text(errors="replace"), host, port)
+        host_keys = parse_known_hosts(known_hosts.read_text(errors="replace"), host, port)
     except OSError as error:
         raise UsageError(f"{known_hosts}: {error.strerror}") from error
-    if not (keys := found.trusted):
-        raise SourceRefused(found.explain_missing_key(known_hosts, host, port))
+    if not host_keys.trusted:
+        raise SourceRefused(host_keys.explain_missing_key(known_hosts, host, port))
     with _host_keys_lock:
-        _host_keys[host, port] = keys
+        _host_keys[host, port] = host_keys.trusted
         file = home / ".ssh" / "known_hosts"
         file.parent.mkdir(parents=True, exist_ok=True)
         lines = (f"[{host}]:{port} {key}\n" for (host, port), keys in _host_keys.items() for key in keys)
@@ -438,15 +442,15 @@ def parse_known_hosts(text: str, host: str, port: int) -> HostKeys:
     Revoked keys do not appear among the trusted keys in the result.
     """
     names = (host.lower(), f"[{host.lower()}]:{port}") if port != _SSH_PORT else (host.lower(),)
-    found: defaultdict[str, set[str]] = defaultdict(set)  # the keys by marker; "" for keys without a marker
+    keys: defaultdict[str, set[str]] = defaultdict(set)  # the keys by marker; "" for keys without a marker
     for line in text.split("\n"):
         fields = line.split()
         if not fields or fields[0].startswith("#"):
             continue
         marker = fields.pop(0) if fields[0].startswith("@") else ""
         if len(fields) >= 3 and any(_matches_host(fields[0], name) for name in names):
-            found[marker].add(f"{fields[1]} {fields[2]}")
-    trusted, revoked, authorities = found[""], found["@revoked"], found["@cert-authority"]
+            keys[marker].add(f"{fields[1]} {fields[2]}")
+    trusted, revoked, authorities = keys[""], keys["@revoked"], keys["@cert-authority"]
     return HostKeys(tuple(sorted(trusted - revoked)), tuple(sorted(revoked)), tuple(sorted(authorities)))
 
 

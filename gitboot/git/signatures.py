@@ -20,11 +20,61 @@ from gitboot.child_processes import ProcessResult, run_with_input
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.history import MAX_STEPS, list_first_parents_since
-from gitboot.git.repository import CommitReader, StoredRepository, split_signatures
+from gitboot.git.objects import CommitReader, split_signatures
+from gitboot.git.repository import StoredRepository
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 
-_MAX_VERDICTS: Final = 4096
+_MAX_VERDICTS: Final = 4096  # the maximum number of cached results
+_TIMEOUT_S: Final = 600  # this is enough for an image of several gigabytes on a slow disk
+_SSH_KEY: Final = re.compile(rb"(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
+_FINGERPRINT: Final = re.compile(r" key (SHA256:\S+)")
+_BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$", re.MULTILINE)
+# With these options of gpg(1), gpg does not ask, download keys or start other programs, and trusts each imported key.
+_GPG_OPTIONS: Final = (
+    "--no-options",
+    "--batch",
+    "--no-tty",
+    "--quiet",
+    "--status-fd=1",
+    "--no-autostart",
+    "--disable-dirmngr",
+    "--no-auto-key-retrieve",
+    "--no-auto-key-locate",
+    "--no-auto-check-trustdb",
+    "--trust-model=always",
+)
+_CLASS_FIELD: Final = 9  # the index of the signature class in VALIDSIG, in hexadecimal digits
+_BINARY_CLASS: Final = "00"
+_VERDICTS: Final = {
+    "GOODSIG": "",
+    "EXPSIG": "signed by the key {key} with a signature that has expired",
+    "EXPKEYSIG": "signed by the key {key}, which has expired",
+    "REVKEYSIG": "signed by the key {key}, which was revoked",
+    "BADSIG": "not valid: the content changed after it was signed",
+    "ERRSIG": "signed by the key {key} in a way that gpg cannot check",
+}
+_SIGNATURE: Final = 2  # tags of packets (RFC 4880, 4.3)
+_MARKER: Final = 10  # gpg ignores packets of this kind
+_INVALID_TAG: Final = -1
+
+
+class UntrustedSignature(Exception):
+    """The error for a signature that is not trusted. Its message completes a sentence that begins with "it is"."""
+
+
+class UnlistedKey(UntrustedSignature):
+    """The error for a signature by a key that is not in the files with trusted keys."""
+
+
+class SignedContent(NamedTuple):
+    """A signature, and the bytes that it signs."""
+
+    payload: bytes
+    signature: bytes
+
+
+# Signatures on commits and tags
 
 
 class SignatureChecker:
@@ -50,11 +100,9 @@ class SignatureChecker:
     def fingerprint(self, revision: Revision) -> str:
         """Return a text that changes whenever the result of checking this commit's signature may change."""
         key_fingerprint = self._get_key_fingerprint()
-        return (
-            key_fingerprint
-            if self._verify is not Verify.TAG
-            else f"{key_fingerprint} {pygit2.hash(self._read_tag(revision) or b'')}"
-        )
+        if self._verify is not Verify.TAG:
+            return key_fingerprint
+        return f"{key_fingerprint} {pygit2.hash(self._read_tag(revision) or b'')}"
 
     def find_faults(self, since: Revision | None, revisions: Sequence[Revision]) -> Mapping[Revision, Problem]:
         """Return the signature problem of each commit that has one.
@@ -64,27 +112,29 @@ class SignatureChecker:
         """
         match self._verify:
             case Verify.HEAD:
-                found = {each: self._find_fault(each) for each in revisions}
+                faults = {revision: self._find_fault(revision) for revision in revisions}
             case Verify.RANGE:
-                found = self._check_range(since, revisions)
-            case Verify.TAG:
-                found = {each: _build_tag_fault(each, None) for each in revisions[:-1]}
-                found |= {each: _build_tag_fault(each, self._find_tagger(each)) for each in revisions[-1:]}
+                faults = self._check_range(since, revisions)
+            case Verify.TAG:  # only the newest commit can have the tag
+                faults = {revision: _build_tag_fault(revision, None) for revision in revisions[:-1]}
+                for newest in revisions[-1:]:
+                    faults[newest] = _build_tag_fault(newest, self._find_tagger(newest))
             case None:
                 return {}
-        return {revision: fault for revision, fault in found.items() if fault is not None}
+        return {revision: fault for revision, fault in faults.items() if fault is not None}
 
     def find_signer(self, revision: Revision) -> Signer | None:
         """Return the trusted signer of a commit or, if gitboot verifies tags, of the tag that points to the commit.
 
         Return None if there is no trusted signature.
         """
-        found = self._find_tagger(revision) if self._verify is Verify.TAG else self._find_commit_signer(revision)
-        return found if isinstance(found, Signer) else None
+        signer = self._find_tagger(revision) if self._verify is Verify.TAG else self._find_commit_signer(revision)
+        return signer if isinstance(signer, Signer) else None
 
     def add_signer(self, message: Message) -> Message:
-        found = self._find_commit_signer(Revision(message.commit))
-        return message._replace(signer=found if isinstance(found, Signer) else None)
+        """Return a message with the trusted signer of its commit, or with None if there is no trusted signature."""
+        signer = self._find_commit_signer(Revision(message.commit))
+        return message._replace(signer=signer if isinstance(signer, Signer) else None)
 
     def _check_range(self, since: Revision | None, revisions: Sequence[Revision]) -> dict[Revision, Problem | None]:
         newest = revisions[-1]
@@ -104,10 +154,12 @@ class SignatureChecker:
                 "once with `--verify head`"
             )
             return dict.fromkeys(revisions, problem)
-        for at, revision in enumerate(line):
-            if (fault := self._find_fault(revision)) is not None:
-                good = frozenset(line[:at])
+        good: set[Revision] = set()
+        for revision in line:
+            fault = self._find_fault(revision)
+            if fault is not None:
                 return {each: None if each in good else fault for each in revisions}
+            good.add(revision)
         if is_cut:
             raise UsageError(
                 f"this shallow clone does not contain the commits before {newest[:12]}; fetch more of its history"
@@ -115,8 +167,10 @@ class SignatureChecker:
         return {}
 
     def _find_fault(self, revision: Revision) -> Problem | None:
-        found = self._find_commit_signer(revision)
-        return None if isinstance(found, Signer) else Code.UNTRUSTED.build_problem(f"{revision[:12]} is {found}")
+        signer = self._find_commit_signer(revision)
+        if isinstance(signer, Signer):
+            return None
+        return Code.UNTRUSTED.build_problem(f"{revision[:12]} is {signer}")
 
     def _find_tagger(self, revision: Revision) -> Signer | UntrustedSignature | None:
         """Return the signer of the tag that points to a commit, or the reason why the signature is not trusted.
@@ -158,18 +212,19 @@ class SignatureChecker:
 
 def parse_untrusted_commit(problem: Problem) -> str | None:
     """Return the first 12 digits of the commit in a message about an untrusted signature, or None without a commit."""
-    found = re.match(r"([0-9a-f]{12}) is ", problem.message)
-    return found[1] if found is not None else None
+    match = re.match(r"([0-9a-f]{12}) is ", problem.message)
+    return match[1] if match is not None else None
 
 
 def _build_tag_fault(revision: Revision, signer: Signer | UntrustedSignature | None) -> Problem | None:
     if isinstance(signer, Signer):
         return None
-    return Code.UNTRUSTED.build_problem(
-        f"the tag on {revision[:12]} is {signer}"
-        if signer is not None
-        else f"--rev does not name an annotated tag that points to {revision[:12]}"
-    )
+    if signer is None:
+        return Code.UNTRUSTED.build_problem(f"--rev does not name an annotated tag that points to {revision[:12]}")
+    return Code.UNTRUSTED.build_problem(f"the tag on {revision[:12]} is {signer}")
+
+
+# Trusted keys
 
 
 class TrustedKeys(Struct, frozen=True, kw_only=True):
@@ -189,9 +244,6 @@ class TrustedKeys(Struct, frozen=True, kw_only=True):
         return self.has_personal_keys or bool(self.forge_keys)
 
 
-_SSH_KEY: Final = re.compile(rb"(?:sk-)?(?:ssh|ecdsa)-[a-z0-9@.-]+ [A-Za-z0-9+/=]+")
-
-
 class SignatureKeys:
     """Reads the current trusted keys, and uses them to check signatures. gpg stores its files in ``folder``."""
 
@@ -206,18 +258,22 @@ class SignatureKeys:
 
         Raises `UsageError` if gitboot cannot read a file.
         """
-        mark = sha256()
         trusted = self._trusted
-        people = [trusted.allowed_signers] if trusted.allowed_signers is not None else []
-        people += _list_key_files(trusted.openpgp_keys) if trusted.openpgp_keys is not None else []
-        for path in (*people, *(path for _, path in trusted.forge_keys)):
+        paths: list[Path] = []
+        if trusted.allowed_signers is not None:
+            paths.append(trusted.allowed_signers)
+        if trusted.openpgp_keys is not None:
+            paths += _list_key_files(trusted.openpgp_keys)
+        paths += [path for _, path in trusted.forge_keys]
+        digest = sha256()
+        for path in paths:
             try:
-                mark.update(sha256(path.read_bytes()).digest())
+                digest.update(sha256(path.read_bytes()).digest())
             except OSError as error:
                 raise UsageError(f"{path}: {error.strerror}") from None
-        if self._fingerprint != mark.hexdigest():
+        if self._fingerprint != digest.hexdigest():
             self._load_keys()
-            self._fingerprint = mark.hexdigest()
+            self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
     def find_signer(self, signature: SignedContent, *, is_merge: bool) -> Signer:
@@ -235,12 +291,12 @@ class SignatureKeys:
                 unlisted = error
         for name, keys in self._forge_keys.items():
             try:
-                found = _find_signer(keys, signature)
+                signer = _find_signer(keys, signature)
             except UnlistedKey:
                 continue
             if not is_merge:
                 raise UntrustedSignature(f"signed by the forge {name}, whose key is trusted only for merge commits")
-            return Signer(name, found.key, is_forge=True)
+            return Signer(name, signer.key, is_forge=True)
         raise unlisted
 
     def _load_keys(self) -> None:
@@ -264,16 +320,15 @@ class SignatureKeys:
 def _list_key_files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = sorted(each for each in path.iterdir() if not each.name.startswith(".") and each.is_file())
-    if not found:
+    files = sorted(file for file in path.iterdir() if not file.name.startswith(".") and file.is_file())
+    if not files:
         raise UsageError(f"the directory {path} does not contain a public key file")
-    return found
-
-
-_FINGERPRINT: Final = re.compile(r" key (SHA256:\S+)")
+    return files
 
 
 class _AllowedSigners:
+    """A file with trusted SSH keys in the format of ssh-keygen(1), ALLOWED SIGNERS."""
+
     def __init__(self, path: Path, scratch: Path) -> None:
         self._path, self._scratch = path.absolute(), scratch
 
@@ -283,23 +338,24 @@ class _AllowedSigners:
         with TemporaryDirectory(dir=self._scratch) as folder:
             signature = Path(folder, "signature")
             signature.write_bytes(signed.signature)
-            whole = self._run_ssh_keygen("check-novalidate", "-n", "git", "-s", signature, stdin=signed.payload)
-            key = _FINGERPRINT.search(whole.output)
-            if whole.status != 0 or key is None:
+            validity = self._run_ssh_keygen("check-novalidate", "-n", "git", "-s", signature, stdin=signed.payload)
+            match = _FINGERPRINT.search(validity.output)
+            if validity.status != 0 or match is None:
                 raise UntrustedSignature("not valid: the content changed after it was signed")
-            known = self._run_ssh_keygen("find-principals", "-f", self._path, "-s", signature)
-            for principal in known.output.splitlines():
+            key = match[1]
+            principals = self._run_ssh_keygen("find-principals", "-f", self._path, "-s", signature)
+            for principal in principals.output.splitlines():
                 arguments = ("-n", "git", "-f", self._path, "-I", principal, "-s", signature)
-                found = self._run_ssh_keygen("verify", *arguments, stdin=signed.payload)
-                if found.status == 0 and found.output.startswith(f'Good "git" signature for {principal} with '):
-                    return Signer(one_line(principal), key[1])
-        if "key has expired" in known.errors:
-            raise UntrustedSignature(f"signed by the key {key[1]}, which has expired")
-        if known.status == 0:
+                verdict = self._run_ssh_keygen("verify", *arguments, stdin=signed.payload)
+                if verdict.status == 0 and verdict.output.startswith(f'Good "git" signature for {principal} with '):
+                    return Signer(one_line(principal), key)
+        if "key has expired" in principals.errors:
+            raise UntrustedSignature(f"signed by the key {key}, which has expired")
+        if principals.status == 0:
             raise UntrustedSignature(
-                f"signed by the key {key[1]}, whose allowed-signers entry does not allow Git signatures"
+                f"signed by the key {key}, whose allowed-signers entry does not allow Git signatures"
             )
-        raise UnlistedKey(f"signed by the key {key[1]}, which is not listed as a trusted key")
+        raise UnlistedKey(f"signed by the key {key}, which is not listed as a trusted key")
 
     def _run_ssh_keygen(self, action: str, *arguments: str | Path, stdin: bytes = b"") -> ProcessResult:
         return run_isolated(["ssh-keygen", "-Y", action, *map(str, arguments)], stdin, self._scratch)
@@ -310,13 +366,11 @@ def _find_signer(keys: _AllowedSigners | Keyring, signature: SignedContent) -> S
         return keys.find_signer(signature)
     if not signature.signature.startswith(b"-----BEGIN PGP SIGNATURE-----"):
         raise UnlistedKey("signed by an SSH key, but no allowed-signers file is configured")
-    found = keys.find_signer(signature.signature, signature.payload, takes_text=False)
-    return found._replace(person=one_line(found.person))
+    signer = keys.find_signer(signature.signature, signature.payload, takes_text=False)
+    return signer._replace(person=one_line(signer.person))
 
 
-class SignedContent(NamedTuple):
-    payload: bytes
-    signature: bytes
+# Signed content
 
 
 def parse_commit_signature(raw: bytes) -> SignedContent:
@@ -328,7 +382,7 @@ def parse_commit_signature(raw: bytes) -> SignedContent:
     if not signatures:
         raise UntrustedSignature("not signed")
     unsupported = "signed in a way that gitboot does not support"
-    if any(each.startswith(b"gpgsig-") for each in signatures):
+    if any(signature.startswith(b"gpgsig-") for signature in signatures):
         raise UntrustedSignature(
             f"{unsupported}: the object has a signature for a repository with a different hash algorithm"
         )
@@ -337,33 +391,18 @@ def parse_commit_signature(raw: bytes) -> SignedContent:
     return SignedContent(payload, signatures[0].removeprefix(b"gpgsig ").replace(b"\n ", b"\n"))
 
 
-_BEGIN: Final = re.compile(rb"^-----BEGIN (?:PGP SIGNATURE|SSH SIGNATURE)-----$", re.MULTILINE)
-
-
 def parse_tag_signature(raw: bytes) -> SignedContent:
     """Split a signed annotated tag into its content and its signature.
 
     Raises `UntrustedSignature` if the tag is not signed.
     """
-    *_, start = (0, *(found.start() for found in _BEGIN.finditer(raw)))
-    if not start:
+    starts = [match.start() for match in _BEGIN.finditer(raw)]
+    if not starts or starts[-1] == 0:
         raise UntrustedSignature("not signed")
-    return SignedContent(raw[:start], raw[start:])
+    return SignedContent(raw[: starts[-1]], raw[starts[-1] :])
 
 
-class UntrustedSignature(Exception):
-    """The error for a signature that is not trusted. Its message completes a sentence that begins with "it is"."""
-
-
-class UnlistedKey(UntrustedSignature):
-    """The error for a signature by a key that is not in the files with trusted keys."""
-
-
-# With these options of gpg(1), gpg does not ask, download keys or start other programs, and trusts each imported key.
-_GPG_OPTIONS: Final = (
-    *("--no-options", "--batch", "--no-tty", "--quiet", "--status-fd=1", "--no-autostart", "--disable-dirmngr"),
-    *("--no-auto-key-retrieve", "--no-auto-key-locate", "--no-auto-check-trustdb", "--trust-model=always"),
-)
+# OpenPGP keys
 
 
 class Keyring:
@@ -387,14 +426,15 @@ class Keyring:
         Raises `UntrustedSignature` if no key in this keyring made the signature. With ``takes_text``, text signatures
         are allowed. A text signature is also valid for the same text with other line endings (RFC 4880, 5.2.1).
         """
-        signed_file, stdin = (str(payload.absolute()), b"") if isinstance(payload, Path) else ("-", payload)
         packets = b"".join(split_openpgp_signatures(signature))
         with TemporaryDirectory(dir=self._home) as folder:
             detached = Path(folder, "signature")
             detached.write_bytes(packets)
-            return _parse_gpg_status(
-                self._run_gpg("--verify", str(detached), signed_file, stdin=stdin), takes_text=takes_text
-            )
+            if isinstance(payload, Path):
+                result = self._run_gpg("--verify", str(detached), str(payload.absolute()))
+            else:
+                result = self._run_gpg("--verify", str(detached), "-", stdin=payload)
+            return _parse_gpg_status(result, takes_text=takes_text)
 
     def read_clear_text(self, message: bytes) -> tuple[bytes, Signer]:
         """Return the text and the signer of a clear-signed message.
@@ -403,7 +443,8 @@ class Keyring:
         4880, 7), without text outside the frame.
         """
         with TemporaryDirectory(dir=self._home) as folder:
-            framed, text = Path(folder, "message"), Path(folder, "text")
+            framed = Path(folder, "message")
+            text = Path(folder, "text")
             framed.write_bytes(message)
             signer = _parse_gpg_status(self._run_gpg("--output", str(text), "--decrypt", str(framed)), takes_text=True)
             return text.read_bytes(), signer
@@ -421,9 +462,7 @@ class Keyring:
         return run_isolated(["gpg", "--homedir", str(self._home), *_GPG_OPTIONS, *arguments], stdin, self._home)
 
 
-_SIGNATURE: Final = 2  # tags of packets (RFC 4880, 4.3)
-_MARKER: Final = 10  # gpg ignores packets of this kind
-_INVALID_TAG: Final = -1
+# OpenPGP packets and the output of gpg
 
 
 def split_openpgp_signatures(data: bytes) -> list[bytes]:
@@ -449,15 +488,17 @@ def _remove_armour(data: bytes) -> bytes:
     """
     if not data.lstrip().startswith(b"-----"):
         return data
-    packets, body = b"", None
+    packets = b""
+    body: bytes | None = None  # the Base64 text of the current armour; None: the line is outside of an armour
     for line in map(bytes.strip, data.splitlines()):
         if line == b"-----BEGIN PGP SIGNATURE-----":
             body = b""
         elif line == b"-----END PGP SIGNATURE-----" and body is not None:
             try:
-                packets, body = packets + b64decode(body, validate=True), None
+                packets += b64decode(body, validate=True)
             except InvalidBase64:
                 return data
+            body = None
         # the line is neither a header nor the checksum
         elif body is not None and b":" not in line and not line.startswith(b"="):
             body += line
@@ -496,18 +537,6 @@ def _read_packets(data: bytes) -> Iterator[tuple[int, bytes]]:
         at += header + size
 
 
-_CLASS_FIELD: Final = 9  # the index of the signature class in VALIDSIG, in hexadecimal digits
-_BINARY_CLASS: Final = "00"
-_VERDICTS: Final = {
-    "GOODSIG": "",
-    "EXPSIG": "signed by the key {key} with a signature that has expired",
-    "EXPKEYSIG": "signed by the key {key}, which has expired",
-    "REVKEYSIG": "signed by the key {key}, which was revoked",
-    "BADSIG": "not valid: the content changed after it was signed",
-    "ERRSIG": "signed by the key {key} in a way that gpg cannot check",
-}
-
-
 def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
     """Parse gpg's status lines (GnuPG's doc/DETAILS, "Format of the --status-fd output")."""
     status_lines = [line.removeprefix("[GNUPG:] ").split(" ") for line in result.output.splitlines()]
@@ -528,9 +557,6 @@ def _parse_gpg_status(result: ProcessResult, *, takes_text: bool) -> Signer:
             "signed in text mode, so the signature also matches other content; sign again without gpg's `--textmode`"
         )
     return Signer(" ".join(verdict[2:]), valid[0][-1])
-
-
-_TIMEOUT_S: Final = 600  # this is enough for an image of several gigabytes on a slow disk
 
 
 def run_isolated(command: Sequence[str], stdin: bytes, home: Path) -> ProcessResult:

@@ -21,34 +21,40 @@ from pygit2.enums import FileMode
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.files import convert_os_errors, resolve_fleet_root
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
+from gitboot.git.object_copies import read_oversized_blobs
+from gitboot.git.objects import SUBMODULE, SYMLINK, TREE, CommitReader, Entry, MalformedTree, parse_tree, read_tree
 from gitboot.git.repository import (
     ACCEPTED,
-    SUBMODULE,
-    SYMLINK,
-    TREE,
-    CommitReader,
-    Entry,
-    MalformedTree,
     StoredRepository,
     convert_errors,
     format_error,
     get_git_directory,
     is_out_of_memory,
     open_containing_repository,
-    parse_tree,
     read_fleet_folder,
-    read_oversized_blobs,
-    read_tree,
 )
 from gitboot.problems import Code, Problem
 
-_V = TypeVar("_V")
+WORKTREE: Final = Revision("WORKTREE")
+# These limits protect against nested repetition. Ten folders in each folder, ten levels deep, contain 10,000,000,000
+# files.
+MAX_FILES: Final = 1_500_000
+MAX_PATH: Final = 4096  # in characters
+MAX_NAMES: Final = 100  # the number of invalid names that gitboot reports for each folder
+# the characters that HFS+ ignores (Git: utf8.c, next_hfs_char)
+_IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
+_SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")  # a suffix of a Git revision
+_ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
 _NOT_UTF8: Final = b"name"  # gitboot uses this value instead of a mode for a name that is not UTF-8
 _IRREGULAR: Final = {
     SUBMODULE: Irregular.SUBMODULE,
     SYMLINK: Irregular.SYMLINK,
     _NOT_UTF8: Irregular.FILE_NAME,
 }
+_V = TypeVar("_V")
+
+
+# Files in a commit
 
 
 def load_commit(
@@ -68,9 +74,10 @@ def load_commit(
         changed: set[str] = set()
         blobs: dict[str, BlobId] = {}
         irregular: dict[str, Irregular] = {}
-        for path, above in [*_walk_path(git, revision, folder)][:-1]:  # each name in the path must be unambiguous
-            if isinstance(above, pygit2.Tree):
-                _check_names(f"{path}/" if path else "", _read_tree(git.odb, above.id.raw, ""))
+        parents = list(_walk_path(git, revision, folder))[:-1]
+        for path, parent in parents:  # each name in the path must be unambiguous
+            if isinstance(parent, pygit2.Tree):
+                _check_names(f"{path}/" if path else "", _read_tree(git.odb, parent.id.raw, ""))
         for path, mode, blob in _list_differences(git.odb, base, find_tree(git, revision, folder)):
             changed.add(path)
             blobs.pop(path, None)
@@ -79,11 +86,12 @@ def load_commit(
                 irregular[path] = _IRREGULAR[mode]
             elif mode is not None:
                 blobs[path] = BlobId(blob.hex())
-    found = Snapshot(revision=revision, blobs=blobs, read=BlobReader(repository), irregular=irregular, folder=folder)
+    snapshot = Snapshot(revision=revision, blobs=blobs, read=BlobReader(repository), irregular=irregular, folder=folder)
     if previous is None or base is None:
-        return found
+        return snapshot
+    # blobs and irregular contain only the changed paths
     return structs.replace(
-        found,
+        snapshot,
         blobs=_apply_changes(previous.blobs, blobs, changed),
         irregular=_apply_changes(previous.irregular, irregular, changed),
         changed=frozenset(changed),
@@ -104,24 +112,19 @@ def _apply_changes(before: Mapping[str, _V], values: Mapping[str, _V], changed: 
 
 
 def find_tree(git: pygit2.Repository, revision: Revision, folder: str) -> bytes | None:
-    *_, (_, found) = _walk_path(git, revision, folder)
-    return found.id.raw if isinstance(found, pygit2.Tree) else None
+    """Return the raw ID of a folder's tree in a commit, or None if the commit does not contain the folder."""
+    _, tree = list(_walk_path(git, revision, folder))[-1]
+    return tree.id.raw if isinstance(tree, pygit2.Tree) else None
 
 
 def _walk_path(git: pygit2.Repository, revision: Revision, folder: str) -> Iterator[tuple[str, pygit2.Object | None]]:
     """Yield a commit's tree and each object on the way to ``folder``, with its path. A missing object is None."""
-    found: pygit2.Object | None = read_tree(git, CommitReader(git).peel(revision))
-    yield "", found
+    item: pygit2.Object | None = read_tree(git, CommitReader(git).peel(revision))
+    yield "", item
     parts = folder.split("/") if folder else []
     for depth, name in enumerate(parts, 1):
-        found = found / name if isinstance(found, pygit2.Tree) and name in found else None
-        yield "/".join(parts[:depth]), found
-
-
-# These limits protect against nested repetition. Ten folders in each folder, ten levels deep, contain 10,000,000,000
-# files.
-MAX_FILES: Final = 1_500_000
-MAX_PATH: Final = 4096  # in characters
+        item = item / name if isinstance(item, pygit2.Tree) and name in item else None
+        yield "/".join(parts[:depth]), item
 
 
 def _list_differences(
@@ -135,8 +138,9 @@ def _list_differences(
     visited = 0
     while pending:
         prefix, old, new = pending.pop()
-        before, after = _read_entries(objects, old, prefix), _read_entries(objects, new, prefix, is_new=True)
-        if before:
+        before = _read_entries(objects, old, prefix)
+        after = _read_entries(objects, new, prefix, is_new=True)
+        if before:  # keep only the entries that differ
             before, after = set(before) - set(after), set(after) - set(before)
         visited += len(before) + len(after)
         if visited > MAX_FILES or len(prefix) > MAX_PATH:
@@ -160,10 +164,11 @@ def _list_differences(
 
 
 def _read_entries(objects: pygit2.Odb, tree: bytes | None, prefix: str, *, is_new: bool = False) -> Collection[Entry]:
-    found = _read_tree(objects, tree, prefix)
+    """Return the entries of a folder, without dot-folders. Check the names if the folder is in the new commit."""
+    entries = _read_tree(objects, tree, prefix)
     if is_new:
-        _check_names(prefix, found)
-    return [entry for entry in found if entry[0] != TREE or not entry[1].startswith(b".")]
+        _check_names(prefix, entries)
+    return [(mode, name, raw) for mode, name, raw in entries if mode != TREE or not name.startswith(b".")]
 
 
 def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Entry]:
@@ -171,9 +176,6 @@ def _read_tree(objects: pygit2.Odb, tree: bytes | None, prefix: str) -> list[Ent
         return parse_tree(objects, tree) if tree else []
     except MalformedTree as error:
         raise InvalidRepository([_build_problem(Code.MALFORMED, prefix, str(error))]) from error
-
-
-MAX_NAMES: Final = 100  # the number of invalid names that gitboot reports for each folder
 
 
 def _check_names(prefix: str, entries: Collection[Entry]) -> None:
@@ -187,10 +189,6 @@ def _check_names(prefix: str, entries: Collection[Entry]) -> None:
             problems.append(_build_problem(Code.MALFORMED, shown, "Git does not allow a file or folder with this name"))
     if problems:
         raise InvalidRepository(problems[:MAX_NAMES])
-
-
-# the characters that HFS+ ignores (Git: utf8.c, next_hfs_char)
-_IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 
 
 def _is_forbidden(name: bytes) -> bool:
@@ -217,6 +215,9 @@ def _build_problem(code: Code, path: str, message: str) -> Problem:
     return code.build_problem(message, path[:MAX_PATH] or ".")
 
 
+# Content
+
+
 class BlobReader:
     """Reads blobs by ID. Each thread opens the repository separately, as libgit2 requires."""
 
@@ -233,30 +234,39 @@ class BlobReader:
 
     def _read(self, blob: BlobId) -> bytes:
         with self._repository.convert_errors():
+            objects = self._open_objects()
             try:
-                objects: pygit2.Odb = self._threads.objects
-            except AttributeError:
-                with self._repository.open() as git:
-                    objects = self._threads.objects = git.odb
-            try:
-                try:
-                    size = int(objects.read_header(blob)[1])
-                except KeyError:
-                    if not (size := read_oversized_blobs(self._repository.path).get(blob, 0)):
-                        raise
-                if size > MAX_FILE_BYTES:  # a few bytes in a pack can expand to gigabytes
-                    raise Oversized(size)
+                size_bytes = self._read_size(objects, blob)
+                if size_bytes > MAX_FILE_BYTES:  # a few bytes in a pack can expand to gigabytes
+                    raise Oversized(size_bytes)
                 return objects.read(blob)[1]
             except (pygit2.GitError, KeyError):
                 self.close()
                 raise
+
+    def _open_objects(self) -> pygit2.Odb:
+        """Return the object database that this thread uses, and open it for the first blob."""
+        objects: pygit2.Odb | None = getattr(self._threads, "objects", None)
+        if objects is None:
+            with self._repository.open() as git:
+                objects = self._threads.objects = git.odb
+        return objects
+
+    def _read_size(self, objects: pygit2.Odb, blob: BlobId) -> int:
+        try:
+            return int(objects.read_header(blob)[1])
+        except KeyError:
+            oversized_blobs = read_oversized_blobs(self._repository.path)
+            if blob not in oversized_blobs:
+                raise
+            return oversized_blobs[blob]
 
     def close(self) -> None:
         with suppress(AttributeError):
             del self._threads.objects
 
 
-WORKTREE: Final = Revision("WORKTREE")
+# Files in a work tree
 
 
 def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str) -> Snapshot:
@@ -267,9 +277,9 @@ def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str)
     ignored = _IgnoreRules(repository, folder)
     if folder and ignored(""):
         ignored = _IgnoreRules(None, folder)  # ignore rules do not apply to this folder, because the user named it
-    found = list(_walk_worktree(root, ignored))
-    files = WorktreeFiles(root, sorted(path for path, kind in found if kind is None))
-    irregular = {path: kind for path, kind in found if kind is not None}
+    paths = list(_walk_worktree(root, ignored))
+    files = WorktreeFiles(root, sorted(path for path, kind in paths if kind is None))
+    irregular = {path: kind for path, kind in paths if kind is not None}
     return Snapshot(revision=WORKTREE, blobs=files, read=files.read, irregular=irregular)
 
 
@@ -313,8 +323,8 @@ def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str
     while pending:
         prefix = pending.pop()
         with os.scandir(root / prefix) as listed:
-            found = list(listed)
-        for entry in found:
+            entries = list(listed)
+        for entry in entries:
             path = prefix + entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder and entry.name.startswith("."):
@@ -384,14 +394,17 @@ def read_worktree_file(root: Path, path: str) -> bytes:
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, "rb", buffering=0) as file:
-            found = os.fstat(descriptor)
-            if not S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            if not S_ISREG(status.st_mode):
                 raise OSError("the path is no longer a regular file")
-            if found.st_size > MAX_FILE_BYTES:
-                raise Oversized(found.st_size)
+            if status.st_size > MAX_FILE_BYTES:
+                raise Oversized(status.st_size)
             return file.readall()
     except OSError as error:
         raise SourceError(f"{place}: {error.strerror or error}") from error
+
+
+# Fleets and revisions
 
 
 def open_snapshot(path: str | os.PathLike[str], rev: str | None) -> Snapshot:
@@ -449,9 +462,10 @@ def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
 
     This is the path of ``root`` relative to the work tree or bare repository, or else the configured folder.
     """
-    folder, files = find_folder_in(repository, root), get_git_directory(repository).resolve()
+    folder = find_folder_in(repository, root)
     if folder is not None:
         return folder
+    files = get_git_directory(repository).resolve()
     if repository.is_bare and root != files and root.is_relative_to(files):
         return root.relative_to(files).as_posix()
     return read_fleet_folder(repository)
@@ -459,12 +473,12 @@ def get_fleet_folder(repository: pygit2.Repository, root: Path) -> str:
 
 def check_folder(repository: pygit2.Repository, commit: Revision, folder: str, path: str | os.PathLike[str]) -> None:
     """Raise `UsageError` if the fleet's folder or one of its parent folders is a symlink in a commit."""
-    way = _walk_path(repository, commit, folder)
-    for symlink in (path for path, found in way if found is not None and found.filemode == FileMode.LINK):
-        raise UsageError(
-            f"{path}: {symlink} is a symlink in commit {commit[:12]}, but gitboot does not follow symlinks in commits; "
-            "commit a folder instead, or pass the symlink's target"
-        )
+    for place, item in _walk_path(repository, commit, folder):
+        if item is not None and item.filemode == FileMode.LINK:
+            raise UsageError(
+                f"{path}: {place} is a symlink in commit {commit[:12]}, but gitboot does not follow symlinks in "
+                "commits; commit a folder instead, or pass the symlink's target"
+            )
 
 
 def resolve_commit(repository: pygit2.Repository, rev: str, repository_name: str) -> Revision:
@@ -493,10 +507,6 @@ def _resolve_object(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
         raise
 
 
-_SUFFIX: Final = re.compile(r"([\^~])([0-9]{0,9})")
-_ALL_SUFFIXES: Final = re.compile(rf"(?:{_SUFFIX.pattern})+$")
-
-
 def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.Oid:
     name = _ALL_SUFFIXES.split(rev, maxsplit=1)[0]
     if not name:  # libgit2 would read an empty name as HEAD
@@ -509,7 +519,8 @@ def _resolve_object_by_parts(repository: pygit2.Repository, rev: str) -> pygit2.
         oid = repository.expand_id(name)
     reader = CommitReader(repository)
     for kind, number in _SUFFIX.findall(rev.removeprefix(name)):
-        commit, count = reader.peel(oid), int(number or 1)
+        commit = reader.peel(oid)
+        count = int(number or 1)
         if kind == "~":
             oid = next(islice(reader.first_parents(commit.id), count, None)).id
         elif count:
@@ -528,6 +539,10 @@ def _explain_missing_commit(repository: pygit2.Repository, subject: str, rev: st
         return f"{subject} has no commits yet"
     if repository.head_is_unborn and rev == "HEAD":
         return f"{subject} has no commit at HEAD; name a branch: {', '.join(branches[:10])}"
-    reason = format_error(error)  # the reason often only repeats the name
-    message = f"{subject} has no commit {rev or repr(rev)}{f': {reason}' * (reason != rev)}"
-    return f"{message}, and this clone is shallow; fetch more of its history" if repository.is_shallow else message
+    message = f"{subject} has no commit {rev or repr(rev)}"
+    reason = format_error(error)
+    if reason != rev:  # the reason often only repeats the name
+        message += f": {reason}"
+    if repository.is_shallow:
+        message += ", and this clone is shallow; fetch more of its history"
+    return message
