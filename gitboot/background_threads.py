@@ -61,7 +61,8 @@ class BackgroundThread:
         return self._thread.is_alive()
 
     def _keep_running(self) -> None:
-        pause_s, deaths = self._first_pause_s, 0
+        pause_s = self._first_pause_s
+        deaths = 0
         try:
             while True:
                 began_s = time.monotonic()
@@ -131,7 +132,8 @@ class RetryingSender(ABC):
     def note_failure(self, kind: str | None, message: str = "") -> None:
         """Store the error from the last attempt. ``kind`` is None if the attempt succeeded."""
         with self.changed:
-            before, self.failure = self.failure, (kind, self._label + message) if kind is not None else None
+            before = self.failure
+            self.failure = (kind, self._label + message) if kind is not None else None
             self.changed.notify_all()
         if self.failure != before:
             self.wake()
@@ -175,8 +177,8 @@ def list_failures() -> list[Failure]:
     """Return the failures of the threads that have failed and have not yet run for a minute without another error."""
     now_s = time.monotonic()
     with _failures_lock:
-        found = [failure for failure, until_s in _failures.values() if now_s < until_s]
-    return sorted(found)
+        failures = [failure for failure, until_s in _failures.values() if now_s < until_s]
+    return sorted(failures)
 
 
 @contextmanager
@@ -216,9 +218,9 @@ class SignalQueue(Generic[Item]):
 
     def get(self, timeout_s: float) -> Item | None:
         """Return the next item, or None if no item arrives within ``timeout_s`` seconds."""
-        until = time.monotonic() + timeout_s
+        end_s = time.monotonic() + timeout_s
         while True:
-            left_s = max(until - time.monotonic(), 0)
+            left_s = max(end_s - time.monotonic(), 0)
             with suppress(Empty):
                 return self._items.get(timeout=min(left_s, _LONGEST_WAIT_S))
             if left_s <= _LONGEST_WAIT_S:

@@ -30,9 +30,21 @@ if TYPE_CHECKING:
     from msgspec.msgpack import Encoder
 
 LOG_FORMAT: Final = "GITBOOT_LOG_FORMAT"  # child processes inherit this variable
+OUT_OF_MEMORY: Final = 12  # the exit status of a child that exceeded its memory limit; errno(3), ENOMEM
+MAX_FRAME_BYTES: Final = 2**30  # a larger frame is a bug
+_LENGTH: Final = struct.Struct(">I")  # the length of the data in a frame
+_MAX_PIECE_BYTES: Final = 2**20  # the maximum size of one read or write
+_POLL_S: Final = 0.01
+_END_S: Final = 10.0  # the maximum wait for the end of a process
+_REAP_INTERVAL_S: Final = 1
+_NICE: Final = 10  # lower priority than the processes that serve machines
+_SET_PDEATHSIG: Final = 1  # prctl(2)
 _spawn_lock: Final = threading.Lock()
 # only the callers that started these processes may wait for them
 _own_processes: Final[set[subprocess.Popen[bytes]]] = set()
+
+
+# Start and end processes
 
 
 def spawn(
@@ -61,6 +73,7 @@ def spawn(
 
 
 def _build_environment(*kept: str) -> dict[str, str]:
+    """Return the environment of this process, without the GITBOOT_ variables that are not in ``kept``."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GITBOOT_") or name in kept}
 
 
@@ -70,7 +83,7 @@ def _start_process(
     """Start a process like `subprocess.Popen`, and make `reap_orphans` ignore the process."""
     with _spawn_lock:
         process = subprocess.Popen(command, env=environment, **options)
-        _own_processes.difference_update([each for each in _own_processes if each.returncode is not None])
+        _own_processes.difference_update([own for own in _own_processes if own.returncode is not None])
         _own_processes.add(process)
     return process
 
@@ -133,16 +146,14 @@ def run_for_output(command: Sequence[str], *, patience_s: float, max_bytes: int)
     return process.returncode, output
 
 
-_POLL_S: Final = 0.01
-
-
 def _read_output(process: subprocess.Popen[bytes], end_s: float, max_bytes: int) -> bytes:
     """Wait until a process ends, and return its standard output. The process is not reaped.
 
     Return early if the output has more than ``max_bytes``. Raises TimeoutError if the time is over.
     """
-    assert process.stdout is not None  # noqa: S101 - it was asked for
-    pipe, output = process.stdout.fileno(), b""
+    assert process.stdout is not None  # noqa: S101 - the caller started the process with a pipe
+    pipe = process.stdout.fileno()
+    output = b""
     poll = select.poll()
     poll.register(pipe, select.POLLIN)
     while poll.poll(max(0.0, end_s - time.monotonic()) * 1000):
@@ -169,9 +180,6 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-_END_S: Final = 10.0  # the maximum wait for the end of a process
-
-
 def _reap(process: subprocess.Popen[bytes]) -> None:
     """Wait until a process ends, and close its pipes.
 
@@ -195,9 +203,6 @@ def build_python_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-_SET_PDEATHSIG: Final = 1  # prctl(2)
-
-
 def exit_with_parent(parent: int) -> None:
     """Make Linux kill this process when its parent thread ends. Exit if the parent process is no longer ``parent``."""
     prctl = getattr(ctypes.CDLL(None, use_errno=True), "prctl", None)  # only Linux has prctl
@@ -205,9 +210,6 @@ def exit_with_parent(parent: int) -> None:
         prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
-
-
-_REAP_INTERVAL_S: Final = 1
 
 
 def reap_orphans(wait_for_stop: Callable[[float], bool]) -> None:
@@ -221,8 +223,8 @@ def reap_orphans(wait_for_stop: Callable[[float], bool]) -> None:
     def keep_reaping() -> None:
         while not wait_for_stop(_REAP_INTERVAL_S):
             with _spawn_lock:  # with this lock, all child processes of gitboot are in _own_processes
-                own = {each.pid for each in _own_processes if each.returncode is None}
-                for pid in _list_children() - own:
+                own_pids = {process.pid for process in _own_processes if process.returncode is None}
+                for pid in _list_children() - own_pids:
                     with suppress(ChildProcessError):
                         os.waitpid(pid, os.WNOHANG)
 
@@ -230,11 +232,15 @@ def reap_orphans(wait_for_stop: Callable[[float], bool]) -> None:
 
 
 def _list_children() -> set[int]:
-    found = set[int]()
+    """Return the PIDs of this process's children."""
+    pids: set[int] = set()
     for task in Path("/proc/self/task").iterdir():  # the kernel lists children by the thread that started them
         with suppress(OSError):
-            found.update(map(int, (task / "children").read_text().split()))
-    return found
+            pids.update(map(int, (task / "children").read_text().split()))
+    return pids
+
+
+# Messages between a process and its child
 
 
 @cache
@@ -248,10 +254,6 @@ def _get_encoder() -> Encoder:
 def encode(value: object) -> bytes:
     """Encode a value as msgpack. The functions that `gitboot.jsonio.build_decoder` returns decode the value."""
     return _get_encoder().encode(value)
-
-
-_LENGTH: Final = struct.Struct(">I")
-MAX_FRAME_BYTES: Final = 2**30  # a larger frame is a bug
 
 
 def write_frame(stream: IO[bytes], message: Struct) -> None:
@@ -300,9 +302,6 @@ class FrameBuffer:
             yield bytes(memoryview(self._buffer)[start + _LENGTH.size : end])
             start = end
         del self._buffer[:start]
-
-
-_MAX_PIECE_BYTES: Final = 2**20  # the maximum size of one read or write
 
 
 class Child:
@@ -359,9 +358,12 @@ class Child:
         poll.register(self._answers, select.POLLIN)
         buffer = FrameBuffer()
         while True:
-            if remaining_s is not None and ((seconds := remaining_s()) <= 0 or not poll.poll(seconds * 1000)):
-                raise TimeoutError
-            if not (data := os.read(self._answers, _MAX_PIECE_BYTES)):
+            if remaining_s is not None:
+                seconds = remaining_s()
+                if seconds <= 0 or not poll.poll(seconds * 1000):
+                    raise TimeoutError
+            data = os.read(self._answers, _MAX_PIECE_BYTES)
+            if not data:
                 return
             yield from buffer.add(data)
 
@@ -381,15 +383,12 @@ class Child:
         _reap(self._process)
 
 
-OUT_OF_MEMORY: Final = 12  # the exit status of a child that exceeded its memory limit; errno(3), ENOMEM
-
-
 def describe_exit(status: int) -> str:
     """Return a description of a child's unexpected exit."""
-    how = f"was ended by {_format_signal(-status)}" if status < 0 else f"ended with exit status {status}"
+    end = f"was ended by {_format_signal(-status)}" if status < 0 else f"ended with exit status {status}"
     # the kernel ends a process with SIGKILL if the memory is exhausted
     cause = "The host may be out of memory" if status == -signal.SIGKILL else "This is a bug in gitboot"
-    return f"{how}. {cause}. See gitboot's log for details"
+    return f"{end}. {cause}. See gitboot's log for details"
 
 
 def _format_signal(number: int) -> str:
@@ -397,9 +396,6 @@ def _format_signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # Python has no names for most real-time signals
         return f"signal {number}"
-
-
-_NICE: Final = 10  # lower priority than the processes that serve machines
 
 
 def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
@@ -413,6 +409,9 @@ def become_child(parent: str) -> tuple[IO[bytes], IO[bytes]]:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     escape_output()  # escape output, because a traceback may contain text from a commit
     return requests, answers
+
+
+# Resources of this process
 
 
 class ProcessUsage(Struct, frozen=True, kw_only=True):
@@ -466,13 +465,14 @@ def divide_limits(fork_count: int) -> ProcessLimits:
     kernel counts the time of each fork separately.
     """
     usage = ProcessUsage.measure()
-    processor_s, memory_bytes = (_find_soft_limit(each) for each in (resource.RLIMIT_CPU, resource.RLIMIT_DATA))
-    return ProcessLimits(
-        processor_s=max(1, math.ceil(processor_s - usage.processor_s)) if processor_s is not None else None,
-        memory_bytes=usage.memory_bytes + max(0, memory_bytes - usage.memory_bytes) // fork_count
-        if memory_bytes is not None and usage.memory_bytes is not None
-        else None,
-    )
+    processor_limit = _find_soft_limit(resource.RLIMIT_CPU)
+    memory_limit = _find_soft_limit(resource.RLIMIT_DATA)
+    processor_s = memory_bytes = None
+    if processor_limit is not None:
+        processor_s = max(1, math.ceil(processor_limit - usage.processor_s))
+    if memory_limit is not None and usage.memory_bytes is not None:
+        memory_bytes = usage.memory_bytes + max(0, memory_limit - usage.memory_bytes) // fork_count
+    return ProcessLimits(processor_s, memory_bytes)
 
 
 def deduct_processor_time(processor_s: float) -> None:
@@ -482,7 +482,7 @@ def deduct_processor_time(processor_s: float) -> None:
 
 
 def _find_soft_limit(kind: int) -> int | None:
-    limit = resource.getrlimit(kind)[0]
+    limit, _ = resource.getrlimit(kind)
     return None if limit == resource.RLIM_INFINITY else limit
 
 
@@ -503,20 +503,21 @@ def limit_file_size(size_bytes: int | None) -> Iterator[None]:
 
 def lift_memory_limit() -> None:
     """Remove the memory limit of this process, so that the process can report that it exceeded the limit."""
-    hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def lift_processor_limit() -> None:
     """Remove the limit on processor time, for work that does not read a commit, such as downloads."""
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (hard, hard))
 
 
 def _set_soft_limit(kind: int, limit: int) -> None:
     """Set a soft limit, and keep the hard limit, because a process that lowers its hard limit cannot raise it again."""
-    hard = resource.getrlimit(kind)[1]
-    resource.setrlimit(kind, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    _, hard = resource.getrlimit(kind)
+    soft = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
+    resource.setrlimit(kind, (soft, hard))
 
 
 def raise_open_file_limit() -> None:

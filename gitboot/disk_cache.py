@@ -26,7 +26,7 @@ MAX_BYTES: Final = 2**30
 MAX_VALUE_BYTES: Final = 2**26  # maximum size of one value, so that a damaged length cannot use up the memory
 
 _BUSY_MS: Final = 200  # maximum wait for a lock; a longer wait costs more time than a new computation of the results
-_FRESH: Final = 8  # a read updates the time of use only after this many insertions, so that reads rarely write
+_MAX_USE_LAG: Final = 8  # a read updates the time of use only after this many insertions, so that reads rarely write
 _MAX_IDS_PER_QUERY: Final = 500  # SQLite limits the number of parameters (sqlite.org/limits.html, 9)
 _OVERHEAD_BYTES: Final = 100  # space for each entry in addition to its value
 
@@ -45,14 +45,20 @@ _PRAGMAS: Final = (
 # https://sqlite.org/fileformat2.html, 1.3.3; 2 means WAL, for which SQLite maps the -shm file
 _ROLLBACK_JOURNAL: Final = b"\1\1"
 _JOURNAL_OFFSET: Final = 18
-_BUSY: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_BUSY_ERRORS: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 # errors of the operating system; every other error of SQLite means that the file is damaged
-_REFUSED: Final = _BUSY | {
-    *(sqlite3.SQLITE_PERM, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL),
-    *(sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_NOLFS),
-}
-
-
+_SYSTEM_ERRORS: Final = frozenset(
+    {
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_NOLFS,
+    }
+)
 # Libraries that read, check and encode documents and templates. Cached results depend on these libraries.
 _LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 
@@ -65,7 +71,7 @@ def compute_program_digest() -> bytes:
     process. After an upgrade, it would return the digest of the new files although the process still runs the old
     files.
     """
-    program = sha256(repr(sys.version).encode())
+    digest = sha256(repr(sys.version).encode())
     top = os.path.dirname(__file__)
     for folder, folders, names in os.walk(top):
         folders[:] = sorted(set(folders) - {"__pycache__"})
@@ -75,14 +81,14 @@ def compute_program_digest() -> bytes:
                 continue
             with open(path, "rb") as file:
                 content = file.read()
-            program.update(repr((folder[len(top) :], name, len(content))).encode() + content)
+            digest.update(repr((folder[len(top) :], name, len(content))).encode() + content)
     # Include the names of all distributions in the libraries' folders. The names contain the versions.
     specs = filter(None, map(find_spec, _LIBRARIES))
     library_folders = {Path(spec.origin).parent.parent for spec in specs if spec.origin is not None}
-    for name in sorted({each for folder in library_folders for each in os.listdir(folder)}):
+    for name in sorted({entry for folder in library_folders for entry in os.listdir(folder)}):
         if name.endswith(("-info", ".egg")):
-            program.update(repr(name).encode())
-    return program.digest()
+            digest.update(repr(name).encode())
+    return digest.digest()
 
 
 class _ReadResult(NamedTuple):
@@ -144,21 +150,21 @@ class DiskCache:
 
     def get_many(self, kind: str, keys: Iterable[bytes]) -> dict[bytes, bytes]:
         """Return a mapping of these keys to their cached values."""
-        wanted = {self._compute_id(kind, key): key for key in keys}
-        found = self._read(partial(_read_entries, ids=sorted(wanted)))
-        if found is None:
+        keys_by_id = {self._compute_id(kind, key): key for key in keys}
+        result = self._read(partial(_read_entries, ids=sorted(keys_by_id)))
+        if result is None:
             return {}
-        if found.damaged_ids and self._writes:
-            self._write(partial(_delete_entries, ids=found.damaged_ids))
-        if found.stale_ids and self._writes:
-            self._write(partial(_update_use_numbers, ids=found.stale_ids, insertion_number=found.last_insertion))
-        return {wanted[entry]: value for entry, value in found.entry_values.items()}
+        if result.damaged_ids and self._writes:
+            self._write(partial(_delete_entries, ids=result.damaged_ids))
+        if result.stale_ids and self._writes:
+            self._write(partial(_update_use_numbers, ids=result.stale_ids, insertion_number=result.last_insertion))
+        return {keys_by_id[entry]: value for entry, value in result.entry_values.items()}
 
     def find_keys(self, kind: str, keys: Iterable[bytes]) -> frozenset[bytes]:
         """Return which of these keys are in the cache, without checking the values."""
-        wanted = {self._compute_id(kind, key): key for key in keys}
-        found = self._read(partial(_find_ids, ids=sorted(wanted))) or ()
-        return frozenset(wanted[entry] for entry in found)
+        keys_by_id = {self._compute_id(kind, key): key for key in keys}
+        ids = self._read(partial(_find_ids, ids=sorted(keys_by_id))) or ()
+        return frozenset(keys_by_id[entry] for entry in ids)
 
     def insert_many(self, kind: str, rows: Mapping[bytes, bytes]) -> None:
         """Store values for keys that are not in the cache yet.
@@ -168,14 +174,16 @@ class DiskCache:
         """
         if not self._writes:
             return
-        entries, room = [], self.max_bytes // 2
+        entries = []
+        remaining_bytes = self.max_bytes // 2
         for key, value in rows.items():
-            if len(value) <= MAX_VALUE_BYTES:
-                room -= len(value) + _OVERHEAD_BYTES
-                if room < 0:
-                    break
-                entry = self._compute_id(kind, key)
-                entries.append((entry, _compute_checksum(entry, value), value))
+            if len(value) > MAX_VALUE_BYTES:
+                continue
+            remaining_bytes -= len(value) + _OVERHEAD_BYTES
+            if remaining_bytes < 0:
+                break
+            entry = self._compute_id(kind, key)
+            entries.append((entry, _compute_checksum(entry, value), value))
         if entries:
             entries.sort()
             self._write(partial(_insert_entries, entries=entries, max_bytes=self.max_bytes))
@@ -206,19 +214,25 @@ class DiskCache:
                     self._warn_once("is not used", error.strerror)
                     return None
                 except sqlite3.Error as error:
-                    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
-                    if code in _BUSY:
-                        self._busy_ms = 0  # after a failure, do not wait for locks until a transaction succeeds
+                    if not self._replace_damaged_file(error):
                         return None
-                    if code in _REFUSED:
-                        self._warn_once("is not used", error)
-                        return None
-                    if not self._writes:  # the process that writes the file replaces a damaged file
-                        self.close()
-                        return None
-                    self._warn_once("is rebuilt", error)
-                    self._remove_file()
             return None
+
+    def _replace_damaged_file(self, error: sqlite3.Error) -> bool:
+        """Remove the file if the error means that the file is damaged. Return whether the file was removed."""
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+        if code in _BUSY_ERRORS:
+            self._busy_ms = 0  # after a failure, do not wait for locks until a transaction succeeds
+            return False
+        if code in _SYSTEM_ERRORS:
+            self._warn_once("is not used", error)
+            return False
+        if not self._writes:  # the process that writes the file replaces a damaged file
+            self.close()
+            return False
+        self._warn_once("is rebuilt", error)
+        self._remove_file()
+        return True
 
     def _run_transaction(
         self, connection: sqlite3.Connection, work: Callable[[sqlite3.Connection], T], begin: str
@@ -280,7 +294,7 @@ class DiskCache:
             folder, path_stat, file_stat = path.parent.stat(), path.lstat(), os.fstat(self._fd)
             journal = os.pread(self._fd, 2, _JOURNAL_OFFSET) if stat.S_ISREG(file_stat.st_mode) else b""
         except OSError as error:
-            return error.strerror
+            return error.strerror or str(error)
         _check_place(folder, file_stat)
         if not os.path.samestat(path_stat, file_stat):
             return "another file has replaced the file"
@@ -293,7 +307,7 @@ class DiskCache:
 
     def _remove_file(self) -> None:
         self.close()
-        assert self._path is not None  # noqa: S101 - there was a file
+        assert self._path is not None  # noqa: S101 - the callers have opened or found a file at the path
         for suffix in ("", "-journal", "-wal", "-shm"):
             with suppress(OSError):
                 os.unlink(f"{self._path}{suffix}")
@@ -335,7 +349,7 @@ def _connect(path: Path, busy_ms: int, *, writes: bool = True) -> sqlite3.Connec
                 for statement in _SCHEMA:
                     connection.execute(statement)
             connection.execute("COMMIT")
-        if _read_schema(connection) != [each.encode() for each in _SCHEMA]:
+        if _read_schema(connection) != [statement.encode() for statement in _SCHEMA]:
             raise sqlite3.DatabaseError("the file does not have the expected schema")
     except BaseException:
         connection.close()
@@ -352,22 +366,22 @@ def _read_last_insertion(connection: sqlite3.Connection) -> int:
 
     The age of an entry is the number of insertions since the entry was last used.
     """
-    (found,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
-    if not isinstance(found, int) or found >= 2**62:
+    (number,) = connection.execute("SELECT coalesce(max(used), 0) FROM entry").fetchone()
+    if not isinstance(number, int) or number >= 2**62:
         raise sqlite3.DatabaseError("the file contains an entry whose insertion number is too high")
-    return found
+    return number
 
 
 def _read_entries(connection: sqlite3.Connection, ids: list[bytes]) -> _ReadResult:
-    found = _ReadResult({}, [], [], _read_last_insertion(connection))
+    result = _ReadResult({}, [], [], _read_last_insertion(connection))
     for entry, checksum, used, value in _read_rows(connection, "id, checksum, used, value", ids):
         if not isinstance(value, bytes) or checksum != _compute_checksum(entry, value):
-            found.damaged_ids.append(entry)
+            result.damaged_ids.append(entry)
             continue
-        found.entry_values[entry] = value
-        if not isinstance(used, int) or used < found.last_insertion - _FRESH:
-            found.stale_ids.append(entry)
-    return found
+        result.entry_values[entry] = value
+        if not isinstance(used, int) or used < result.last_insertion - _MAX_USE_LAG:
+            result.stale_ids.append(entry)
+    return result
 
 
 def _find_ids(connection: sqlite3.Connection, ids: list[bytes]) -> list[bytes]:
@@ -378,9 +392,9 @@ def _read_rows(connection: sqlite3.Connection, columns: str, ids: list[bytes]) -
     """Yield these columns of the entries with these ids. The first column must be the id."""
     requested_ids = frozenset(ids)
     for start in range(0, len(ids), _MAX_IDS_PER_QUERY):
-        some = ids[start : start + _MAX_IDS_PER_QUERY]
-        marks = ",".join("?" * len(some))
-        for row in connection.execute(f"SELECT {columns} FROM entry WHERE id IN ({marks})", some):  # noqa: S608 - no text
+        batch = ids[start : start + _MAX_IDS_PER_QUERY]
+        marks = ",".join("?" * len(batch))
+        for row in connection.execute(f"SELECT {columns} FROM entry WHERE id IN ({marks})", batch):  # noqa: S608 - no text
             if row[0] not in requested_ids:
                 raise sqlite3.DatabaseError("the file's index points to the wrong entry")
             yield row
@@ -405,7 +419,8 @@ def _insert_entries(connection: sqlite3.Connection, entries: list[tuple[bytes, b
 
 
 def _measure_size(connection: sqlite3.Connection) -> int:
-    pages, unused, size = (
-        connection.execute(f"PRAGMA {each}").fetchone()[0] for each in ("page_count", "freelist_count", "page_size")
-    )
-    return int((pages - unused) * size)
+    """Return the size of the used pages, in bytes."""
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (unused_pages,) = connection.execute("PRAGMA freelist_count").fetchone()
+    (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    return int((pages - unused_pages) * page_bytes)

@@ -28,6 +28,8 @@ _PROBES: Final = 10
 _PAUSE_S: Final = 0.02
 _NO_FOLLOW: Final = os.O_NOFOLLOW | os.O_CLOEXEC
 # flags for a new file, so that open(2) never opens an existing file or a symlink
+_MAX_NAME_BYTES: Final = 255  # limits(7): NAME_MAX, which is the same on all common file systems
+_MAX_PATH_BYTES: Final = 4095  # PATH_MAX of Linux without the final NUL
 NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
 
 
@@ -134,10 +136,11 @@ def take_lock(fd: int) -> str | None:
 
     If another process has locked the file, return the name of that process.
     """
-    probes = 0
+    attempts = 1
     while not lock_file(fd):
-        if (probes := probes + 1) > _PROBES:
+        if attempts > _PROBES:
             return _read_holder(fd) or "another process"
+        attempts += 1
         time.sleep(_PAUSE_S)
     owner = f"process {os.getpid()} on {os.uname().nodename}\n".encode()
     with suppress(OSError):  # if the disk is full, the lock still holds, without the name of its holder
@@ -158,8 +161,8 @@ def find_lock_holder(path: Path) -> int | None:
     try:
         if lock_file(fd, shared=True):
             return None
-        found = re.match(r"process (\d+) on ", _read_holder(fd))
-        return int(found[1]) if found else None
+        match = re.match(r"process (\d+) on ", _read_holder(fd))
+        return int(match[1]) if match is not None else None
     finally:
         os.close(fd)
 
@@ -181,6 +184,58 @@ def read_private(file: Path) -> bytes:
             f"{file} contains secrets, but other users can read or write the file; run: chmod 600 {quote_words(file)}"
         )
     return content
+
+
+# Files that users specify
+
+
+@contextmanager
+def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
+    """Convert an OSError in the block to a `UsageError`.
+
+    The message is "``path`` cannot be ``action``" with the cause.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{path} cannot be {action}: {error.strerror or error}") from None
+
+
+def find_path_fault(path: Path) -> str | None:
+    """Return why the system can never open a user-specified path, with a hint, or None."""
+    if "\0" in str(path):
+        return "the path contains a NUL character; remove it"
+    if any(len(os.fsencode(name)) > _MAX_NAME_BYTES for name in path.parts):
+        return f"a name in the path has more than {_MAX_NAME_BYTES} bytes; use a shorter name"
+    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
+        return f"the path has more than {_MAX_PATH_BYTES:,} bytes; use a shorter path"
+    try:
+        os.stat(path)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "the symlinks in the path form a loop; remove one of the symlinks, or use another path"
+    return None
+
+
+def is_directory(path: Path) -> bool:
+    """Return whether a user-specified path is a directory. Raises `UsageError` if gitboot may not look there."""
+    with convert_os_errors(path, "read"):
+        return path.is_dir()
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a user-specified path is a regular file. Raises `UsageError` if gitboot may not look there."""
+    with convert_os_errors(path, "read"):
+        return path.is_file()
+
+
+def read_text(file: Path, encoding: str = "utf-8") -> str:
+    """Return the text of a user-specified file. Raises `UsageError` if the file cannot be read."""
+    with convert_os_errors(file, "read"):
+        try:
+            return file.read_text(encoding)
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{file} cannot be read: {error}") from None
 
 
 # Output files and folders, and fleets that users specify. A checkout can contain symlinks from an untrusted commit.
@@ -387,7 +442,7 @@ class _PathWalk:
         if self._symlinks > _MAX_SYMLINKS:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
         self._names.pop()
-        self._names += reversed([each for each in target.split("/") if each not in ("", ".")])
+        self._names += reversed([part for part in target.split("/") if part not in ("", ".")])
         if target.startswith("/"):
             while len(self.folders) > 1:
                 os.close(self.folders.pop().fd)
@@ -403,75 +458,22 @@ class _PathWalk:
         self.folders.append(_Folder(path, fd, is_guarded or is_current or has_git))
 
 
-@contextmanager
-def convert_os_errors(path: Path, action: str = "written") -> Iterator[None]:
-    """Convert an OSError in the block to a `UsageError`.
-
-    The message is "``path`` cannot be ``action``" with the cause.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{path} cannot be {action}: {error.strerror or error}") from None
-
-
-_MAX_NAME_BYTES: Final = 255  # limits(7): NAME_MAX, which is the same on all common file systems
-_MAX_PATH_BYTES: Final = 4095  # PATH_MAX of Linux without the final NUL
-
-
-def find_path_fault(path: Path) -> str | None:
-    """Return why the system can never open a user-specified path, with a hint, or None."""
-    if "\0" in str(path):
-        return "the path contains a NUL character; remove it"
-    if any(len(os.fsencode(name)) > _MAX_NAME_BYTES for name in path.parts):
-        return f"a name in the path has more than {_MAX_NAME_BYTES} bytes; use a shorter name"
-    if len(os.fsencode(path)) > _MAX_PATH_BYTES:
-        return f"the path has more than {_MAX_PATH_BYTES:,} bytes; use a shorter path"
-    try:
-        os.stat(path)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return "the symlinks in the path form a loop; remove one of the symlinks, or use another path"
-    return None
-
-
-def is_directory(path: Path) -> bool:
-    """Return whether a user-specified path is a directory. Raises `UsageError` if gitboot may not look there."""
-    with convert_os_errors(path, "read"):
-        return path.is_dir()
-
-
-def is_file(path: Path) -> bool:
-    """Return whether a user-specified path is a regular file. Raises `UsageError` if gitboot may not look there."""
-    with convert_os_errors(path, "read"):
-        return path.is_file()
-
-
-def read_text(file: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a user-specified file. Raises `UsageError` if the file cannot be read."""
-    with convert_os_errors(file, "read"):
-        try:
-            return file.read_text(encoding)
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{file} cannot be read: {error}") from None
-
-
 def _stat_regular_file(path: Path, folder: int) -> os.stat_result | None:
     """Return the `os.stat` result of the regular file to replace, or None if there is no file. Raises `UsageError`."""
     if path.name in ("", ".."):  # a path without a file name, such as / or folder/..
         raise UsageError(f"{path} is a directory: pass a file path")
     try:
-        found = os.lstat(path.name, dir_fd=folder)
+        status = os.lstat(path.name, dir_fd=folder)
     except FileNotFoundError:
         return None
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise UsageError(
             f"{path} is a symlink, which gitboot does not follow; pass the symlink's target, or remove the symlink"
         )
-    if not stat.S_ISREG(found.st_mode):
-        kind = _NOT_REGULAR.get(stat.S_IFMT(found.st_mode), "not a file")
-        raise UsageError(f"{path} is {kind}: pass the path of a regular file or a new file")
-    return found
+    if not stat.S_ISREG(status.st_mode):
+        file_type = _NOT_REGULAR.get(stat.S_IFMT(status.st_mode), "not a file")
+        raise UsageError(f"{path} is {file_type}: pass the path of a regular file or a new file")
+    return status
 
 
 def _find_caller_descriptor(path: Path) -> int | None:
@@ -481,11 +483,12 @@ def _find_caller_descriptor(path: Path) -> int | None:
     gitboot opens are not (PEP 446).
     """
     text = os.fspath(path)
-    if (stream := _STREAMS.get(text)) is not None:
-        return stream
-    if (found := _DESCRIPTOR.fullmatch(text)) is None:
+    if text in _STREAMS:
+        return _STREAMS[text]
+    match = _DESCRIPTOR.fullmatch(text)
+    if match is None:
         return None
-    descriptor = int(found[1])
+    descriptor = int(match[1])
     try:
         is_inherited = os.get_inheritable(descriptor)
     except OSError:
@@ -505,19 +508,21 @@ def find_file_below(root: Path, path: str) -> Path | None:
     if "\\" in path or any(part == "" or part.startswith(".") for part in path.split("/")):
         return None
     try:
-        found = Path(os.path.realpath(root / path, strict=True))
+        file = Path(os.path.realpath(root / path, strict=True))
     except ValueError:  # the path contains a NUL character
         return None
     except OSError as error:
         if error.errno in ABSENT:
             return None
         raise
-    if not (found.is_relative_to(root) and found.is_file()):
+    if not (file.is_relative_to(root) and file.is_file()):
         return None
-    if not os.access(found, os.R_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(found))
-    return found
+    if not os.access(file, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+    return file
 
+
+# File systems
 
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 _NETWORK: Final = re.compile(r"nfs\d*|cifs|smb\d*|smbfs|9p|afs|ceph|glusterfs|ocfs2|gfs2|fuse\..+")
@@ -535,6 +540,7 @@ with open(sys.argv[1], "rb+") as file:
 sys.exit(3)
 """
 Warn = Callable[[str], None]
+_BARE: Final = ("HEAD", "objects", "refs")  # a bare repository contains these entries: gitrepository-layout(5)
 
 
 def check_state_directory(directory: Path, accepted_types: Collection[str], warn: Warn) -> None:
@@ -570,7 +576,7 @@ def check_fetch_log_folder(
     """
     filesystem = find_filesystem(folder)
     _check_locks(folder, filesystem)
-    is_on_state_disk = state is not None and state.exists() and state.stat().st_dev == folder.stat().st_dev
+    is_on_state_disk = state is not None and state.exists() and _share_filesystem(folder, state)
     if filesystem in _VOLATILE and filesystem not in accepted_types and not is_on_state_disk:
         raise UsageError(
             f"{folder} is on {filesystem}, which loses its data on restart. After a restart, gitboot would serve "
@@ -594,16 +600,15 @@ def check_output_directory(directory: Path, accepted_types: Collection[str], war
         warn(
             f"{directory} is on {filesystem}, so an endpoint on another machine may read old boot files from its cache"
         )
-    elif (
-        filesystem in _VOLATILE and filesystem not in accepted_types and state.stat().st_dev != directory.stat().st_dev
-    ):
+    elif filesystem in _VOLATILE and filesystem not in accepted_types and not _share_filesystem(directory, state):
         warn(
             f"{directory} is on {filesystem}, which loses its data on restart. The ledger is then unverified until "
             "you confirm it with `gitboot records begin as-recorded`"
         )
 
 
-_BARE: Final = ("HEAD", "objects", "refs")  # a bare repository contains these entries: gitrepository-layout(5)
+def _share_filesystem(first: Path, second: Path) -> bool:
+    return first.stat().st_dev == second.stat().st_dev
 
 
 def check_private_paths(directory: Path, paths: Mapping[str, Path | None]) -> None:
@@ -615,7 +620,7 @@ def check_private_paths(directory: Path, paths: Mapping[str, Path | None]) -> No
     tree = directory.resolve()
     if os.path.exists(tree / ".git"):
         raise UsageError(f"--out {directory} is a Git work tree; choose a separate directory for published files")
-    if all(os.path.exists(tree / each) for each in _BARE):
+    if all(os.path.exists(tree / name) for name in _BARE):
         raise UsageError(f"--out {directory} is a Git repository; choose a separate directory for published files")
     for option, path in paths.items():
         if path is not None and path.resolve().is_relative_to(tree):
@@ -647,13 +652,13 @@ def _find_mount_type(mounts: str, path: Path) -> str:
 
     If several mounts have the same path, the latest mount has precedence.
     """
-    found = ("", "")
+    longest_point, filesystem = "", ""
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         point = re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), before.split()[4])
-        if path.is_relative_to(point) and len(point) >= len(found[0]):
-            found = point, after.split()[0]
-    return found[1]
+        if path.is_relative_to(point) and len(point) >= len(longest_point):
+            longest_point, filesystem = point, after.split()[0]
+    return filesystem
 
 
 def _check_locks(directory: Path, filesystem: str, *, must_be_writable: bool = True) -> None:

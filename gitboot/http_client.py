@@ -46,6 +46,7 @@ _SEND_BYTES: Final = 16 << 10  # the size of one TLS record, RFC 8446, 5.1
 _MAX_POOLS: Final = 64  # number of hosts whose connections stay open
 _MAX_DETAIL_LENGTH: Final = 200
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_REDIRECT_SCHEMES: Final = (("http", "http"), ("http", "https"), ("https", "https"))
 _REPEATABLE: Final = ("GET", "HEAD")
 _DISCONNECTED: Final = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 # A caller must pass these headers as ``credentials``.
@@ -74,6 +75,9 @@ class _CredentialsWithheld(OSError):
     """A request with credentials would go to another machine without TLS."""
 
 
+# Limits
+
+
 class MinimumRate(Struct, frozen=True, kw_only=True):
     """The minimum download rate: a number of bytes that must arrive in each period of waiting for the server."""
 
@@ -98,9 +102,11 @@ class RequestLimits:
 
         With a ``rate``, the deadline does not apply to the body.
         """
-        self._deadline_s, self._ends_s = deadline_s, time.monotonic() + deadline_s
-        self._rate, self._is_body = rate, False
-        self._waited_s, self._arrived = 0.0, 0  # waiting time and received bytes in the current period of the rate
+        self._deadline_s = deadline_s
+        self._ends_s = time.monotonic() + deadline_s
+        self._rate = rate
+        self._is_body = False  # whether the response has reached its body
+        self._waited_s, self._arrived_bytes = 0.0, 0  # in the current period of the rate
         self.connect_s = connect_s
         self._allowance = 0  # the number of bytes that gitboot may still receive
         self.is_loopback_only = False  # whether the request may be sent only to this machine
@@ -108,7 +114,8 @@ class RequestLimits:
 
     def remaining_s(self) -> float:
         """Return the number of seconds that the next step may take. Raises TimeoutError if no time remains."""
-        if (left_s := self._compute_left_s()) <= 0:
+        left_s = self._compute_left_s()
+        if left_s <= 0:
             raise _RequestTooSlow(self.timeout_message)
         return left_s
 
@@ -131,27 +138,27 @@ class RequestLimits:
 
     def begin_answer(self) -> None:
         """Start counting the bytes of the status line and the headers of a response."""
-        self._allowance, self.is_fresh = MAX_HEAD_BYTES, False
+        self._allowance = MAX_HEAD_BYTES
+        self.is_fresh = False
 
     def begin_body(self, size_bytes: int) -> None:
         """Start counting the next ``size_bytes`` of a body, including the bytes of the HTTP framing."""
         if not self._is_body:
-            self._is_body, self._waited_s, self._arrived = True, 0.0, 0  # the headers do not count
+            self._is_body = True
+            self._waited_s, self._arrived_bytes = 0.0, 0  # the headers do not count
         self._allowance = 2 * size_bytes + _FRAMING_BYTES
 
     def count(self, size_bytes: int, waited_s: float) -> None:
         """Count received bytes and the time spent waiting for them. Raises OSError if a limit is exceeded."""
         self._allowance -= size_bytes
+        if self._allowance < 0 and self._is_body:
+            raise _AnswerTooLarge("the response body contains too many HTTP framing bytes")
         if self._allowance < 0:
-            raise _AnswerTooLarge(
-                "the response body contains too many HTTP framing bytes"
-                if self._is_body
-                else "the host sent too many headers"
-            )
+            raise _AnswerTooLarge("the host sent too many headers")
         self._waited_s += waited_s
-        self._arrived += size_bytes
-        if self._rate is not None and self._arrived >= self._rate.size_bytes:
-            self._waited_s, self._arrived = 0.0, 0
+        self._arrived_bytes += size_bytes
+        if self._rate is not None and self._arrived_bytes >= self._rate.size_bytes:
+            self._waited_s, self._arrived_bytes = 0.0, 0
 
 
 _limits: ContextVar[RequestLimits] = ContextVar("this thread is not making a request")
@@ -170,6 +177,9 @@ def apply_limits(limits: RequestLimits) -> Iterator[None]:
         yield
     finally:
         _limits.reset(token)
+
+
+# Connections
 
 
 def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
@@ -193,15 +203,18 @@ def resolve_host(host: str, port: int, limits: RequestLimits) -> list[str]:
 
     threading.Thread(target=look_up, name="look-up", daemon=True).start()
     try:
-        answer = results.get(timeout=limits.remaining_s())
+        result = results.get(timeout=limits.remaining_s())
     except Empty:
         raise _RequestTooSlow(limits.timeout_message) from None
-    if isinstance(answer, OSError):
-        raise answer
-    return list(dict.fromkeys(str(each[4][0]) for each in answer))
+    if isinstance(result, OSError):
+        raise result
+    addresses = (str(socket_address[0]) for *_, socket_address in result)
+    return list(dict.fromkeys(addresses))
 
 
 class _LimitedStream(io.RawIOBase):
+    """The bytes that a socket receives, counted and limited by the limits of the request."""
+
     def __init__(self, stream: io.RawIOBase, sock: socket.socket, limits: RequestLimits) -> None:
         self._stream, self._socket, self._limits = stream, sock, limits
 
@@ -241,8 +254,10 @@ class LimitedConnection(HTTPConnection):
         return resolve_host(host, self.port, current_limits())
 
     def _new_conn(self) -> socket.socket:
-        limits, name, last = current_limits(), self._dns_host, None
+        limits = current_limits()
         limits.is_fresh = True
+        name = self._dns_host
+        last_error: HTTPError | None = None
         try:
             addresses = self.addresses(name.strip("[]"))
             for number, address in enumerate(addresses):
@@ -252,7 +267,7 @@ class LimitedConnection(HTTPConnection):
                 try:
                     connected = super()._new_conn()
                 except HTTPError as error:
-                    last = error
+                    last_error = error
                 else:
                     connected.settimeout(limits.remaining_s())  # this timeout applies to the whole TLS handshake
                     return connected
@@ -260,7 +275,7 @@ class LimitedConnection(HTTPConnection):
             raise NameResolutionError(name, self, error) from error
         finally:
             self._dns_host = name
-        raise last or OSError(f"{name} has no address")
+        raise last_error or OSError(f"{name} has no address")
 
     def send(self, data: Any) -> None:
         if self.sock is None:
@@ -285,6 +300,9 @@ class _HttpPool(HTTPConnectionPool):
 
 class _HttpsPool(HTTPSConnectionPool):
     ConnectionCls = LimitedTlsConnection
+
+
+# URLs and credentials
 
 
 def split_url(url: str) -> SplitResult:
@@ -322,7 +340,8 @@ def parse_origin(url: str) -> tuple[str, str, int]:
     Raises `UsageError` if the URL is not the URL of a web server.
     """
     parts = split_url(url)
-    return parts.scheme, parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    default_port = 443 if parts.scheme == "https" else 80
+    return parts.scheme, parts.hostname or "", parts.port or default_port
 
 
 def is_loopback(host: str) -> bool:
@@ -360,6 +379,9 @@ def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext
     return context
 
 
+# Requests
+
+
 class WebAnswer(Struct, frozen=True, kw_only=True):
     """A complete response, whatever its status."""
 
@@ -380,7 +402,8 @@ class AnswerStream:
     def __init__(
         self, answer: urllib3.BaseHTTPResponse, url: str, final_url: str | None, limits: RequestLimits
     ) -> None:
-        self._answer, self._host, self._limits = answer, format_host(url), limits
+        self._answer, self._limits = answer, limits
+        self._host = format_host(url)
         self.final_url = final_url  # the URL after redirects; None: there was no redirect
         self.status, self.headers = answer.status, answer.headers
 
@@ -460,15 +483,17 @@ class HttpClient:
         arrives. Raises `UsageError` if the URL or the proxy is not usable, or if gitboot must not send the credentials
         to the URL.
         """
-        sent = {"Accept": "application/json", **(headers or {})}
-        body_bytes = None if body is None else json.dumps(body).encode()
-        if body_bytes is not None:
-            sent["Content-Type"] = "application/json"
-        method = method or ("GET" if body_bytes is None else "POST")
+        all_headers = {"Accept": "application/json", **(headers or {})}
+        body_bytes = None
+        if body is not None:
+            body_bytes = json.dumps(body).encode()
+            all_headers["Content-Type"] = "application/json"
+        method = method or ("GET" if body is None else "POST")
         with self.stream(
-            method, url, headers=sent, credentials=credentials, body=body_bytes, deadline_s=deadline_s
+            method, url, headers=all_headers, credentials=credentials, body=body_bytes, deadline_s=deadline_s
         ) as answer:
-            status, retry_after = answer.status, answer.headers.get("Retry-After") or ""
+            status = answer.status
+            retry_after = answer.headers.get("Retry-After") or ""
             answer_bytes = answer.read_whole(max_bytes)
         answer_json = None
         with suppress(ValueError, RecursionError):
@@ -497,22 +522,23 @@ class HttpClient:
         `HostUnreachable` if the request fails. Raises `UsageError` if the URL or the proxy is not usable, or if gitboot
         must not send the credentials to ``url``.
         """
-        if secret := sorted(name for name in headers or {} if name.lower() in _SECRET_HEADERS):
-            raise ValueError(f"pass {', '.join(secret)} as credentials")
+        if secret_headers := sorted(name for name in headers or {} if name.lower() in _SECRET_HEADERS):
+            raise ValueError(f"pass {', '.join(secret_headers)} as credentials")
         credentials = {name: value for name, value in (credentials or {}).items() if value}
         self._check_request_credentials(url, credentials)
         limits = RequestLimits(deadline_s=deadline_s, rate=rate)
-        current_url, redirected_to = url, None
+        current_url = url
+        redirected_to: str | None = None
         for left in range(redirects, -1, -1):
             current_credentials = credentials if parse_origin(current_url) == parse_origin(url) else {}
             is_plain = split_url(current_url).scheme == "http" and not self._allow_token_over_http
             limits.is_loopback_only = is_plain and bool(current_credentials)
-            sent = {**(headers or {}), **current_credentials}
-            answer = AnswerStream(
-                self._send(method, current_url, sent, body, limits), current_url, redirected_to, limits
-            )
+            all_headers = {**(headers or {}), **current_credentials}
+            urllib3_answer = self._send(method, current_url, all_headers, body, limits)
+            answer = AnswerStream(urllib3_answer, current_url, redirected_to, limits)
             try:
-                location = answer.headers.get("Location") if answer.status in _REDIRECTS and redirects else None
+                follows_redirect = redirects > 0 and answer.status in _REDIRECTS
+                location = answer.headers.get("Location") if follows_redirect else None
                 if location is None:
                     yield answer
                     return
@@ -532,8 +558,10 @@ class HttpClient:
     def _send(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> urllib3.BaseHTTPResponse:
-        host, pool = format_host(url), self._get_pool(url)
-        sent = {"User-Agent": f"gitboot/{__version__}", "Accept-Encoding": "identity", **headers}
+        """Send a request and return the response without its body. Raises `HostUnreachable` if the request fails."""
+        host = format_host(url)
+        pool = self._get_pool(url)
+        all_headers = {"User-Agent": f"gitboot/{__version__}", "Accept-Encoding": "identity", **headers}
         while True:
             limits.begin_answer()
             try:
@@ -542,7 +570,7 @@ class HttpClient:
                         method,
                         url,
                         body=body,
-                        headers=sent,
+                        headers=all_headers,
                         redirect=False,
                         retries=False,
                         preload_content=False,
@@ -551,7 +579,7 @@ class HttpClient:
                         pool_timeout=limits.remaining_s(),
                     )
             except (HTTPError, HTTPException, OSError, ValueError) as error:
-                is_disconnected = any(isinstance(each, _DISCONNECTED) for each in _list_causes(error))
+                is_disconnected = any(isinstance(cause, _DISCONNECTED) for cause in _list_causes(error))
                 if method in _REPEATABLE and not limits.is_fresh and is_disconnected:
                     continue  # the server closed the open connection at the same moment
                 raise HostUnreachable(f"{host}: {_describe_error(error, limits)}") from error
@@ -573,6 +601,7 @@ class HttpClient:
         return trusted
 
     def _get_pool(self, url: str) -> urllib3.PoolManager:
+        """Return the open connections for a URL. Raises `UsageError` if the proxy is not usable."""
         proxy = _find_proxy(split_url(url)) if self._uses_proxies else None
         with self._pools_lock:
             if proxy not in self._pools:
@@ -628,10 +657,10 @@ def _resolve_redirect(url: str, location: str) -> str:
     """
     try:
         target = urljoin(url, location)
-        before, (after, *_) = urlsplit(url).scheme, parse_origin(target)
+        schemes = split_url(url).scheme, split_url(target).scheme
     except (ValueError, UsageError):
-        before, after = "", None
-    if after != before and (before, after) != ("http", "https"):
+        target, schemes = "", None
+    if schemes not in _REDIRECT_SCHEMES:
         raise RedirectRefused(
             f"{format_host(url)} redirects to {redact_url(location, may_be_path=False)[:_MAX_DETAIL_LENGTH]!r}, but "
             "gitboot follows a redirect only to a valid URL with the same scheme, or from http to https"
@@ -640,6 +669,7 @@ def _resolve_redirect(url: str, location: str) -> str:
 
 
 def _list_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, then its cause, then the cause of that cause, and so on."""
     cause: BaseException | None = error
     seen = set[int]()
     while cause is not None and id(cause) not in seen:
@@ -649,6 +679,7 @@ def _list_causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _describe_error(error: BaseException, limits: RequestLimits) -> str:
+    """Return the text of the cause of an error that helps most, without addresses of Python objects."""
     causes = list(_list_causes(error))
     for cause in causes:
         if isinstance(cause, (_RequestTooSlow, _AnswerTooLarge, _CredentialsWithheld)):
@@ -667,6 +698,6 @@ def _describe_error(error: BaseException, limits: RequestLimits) -> str:
                 return f"certificate verify failed: {cause.verify_message}"
             case IncompleteRead():
                 return "the response body ended too early"
-            case OSError(strerror=str(words)):
-                return words
+            case OSError(strerror=str(message)):
+                return message
     return str(causes[-1]).rpartition(">: ")[2].strip() or type(causes[-1]).__name__

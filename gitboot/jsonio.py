@@ -21,9 +21,14 @@ _PLAIN: Final = frozenset({str, int, float, bool, type(None)})
 _KEY: Final = "facts"
 _UNLESS_DEFAULT: Final = "unless default"
 _WRITE: Final = "write"
+API_VERSION: Final = "gitboot.dev/v1alpha1"
 OMITTED: Final[Mapping[str, Any]] = {_KEY: None}  # Metadata of a private field, which JSON omits.
 # Metadata of a field that JSON omits if it has its default.
 UNLESS_DEFAULT: Final[Mapping[str, Any]] = {_UNLESS_DEFAULT: True}
+Digest = NewType("Digest", str)  # a SHA-256 as 64 lower-case hexadecimal digits
+T = TypeVar("T")
+_ENCODER: Final = msgspec.json.Encoder(order="deterministic")
+_lock: Final = RLock()  # held while msgspec inspects a type
 
 
 def json_key(key: str) -> Mapping[str, Any]:
@@ -82,6 +87,8 @@ def _write_items(value: Sequence[Any]) -> list[Any]:
 
 
 class _Key(NamedTuple):
+    """How JSON contains one field of a class."""
+
     name: str
     key: str
     default: Any  # JSON omits the field if it has this value; `MISSING`: JSON always contains the field
@@ -90,12 +97,12 @@ class _Key(NamedTuple):
 
 def _build_fields_writer(keys: Sequence[_Key]) -> Callable[[Any], dict[str, Any]]:
     def write_fields(value: Any) -> dict[str, Any]:
-        found = {}
+        items = {}
         for name, key, default, write in keys:
             item = getattr(value, name)
             if default is MISSING or item != default:
-                found[key] = item if type(item) in _PLAIN else write(item)
-        return found
+                items[key] = item if type(item) in _PLAIN else write(item)
+        return items
 
     return write_fields
 
@@ -108,21 +115,18 @@ def to_camel(name: str) -> str:
 
 def _list_keys(kind: type) -> list[_Key]:
     keys = []
-    for each in fields(kind):
-        default = each.default if each.default_factory is MISSING else each.default_factory()
-        omitted_value = default if each.metadata.get(_UNLESS_DEFAULT) else MISSING
-        key = each.metadata.get(_KEY, to_camel(each.name))
+    for field in fields(kind):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        omitted_value = default if field.metadata.get(_UNLESS_DEFAULT) else MISSING
+        key = field.metadata.get(_KEY, to_camel(field.name))
         if key is not None:
-            keys.append(_Key(each.name, key, omitted_value, each.metadata.get(_WRITE, to_json_value)))
+            keys.append(_Key(field.name, key, omitted_value, field.metadata.get(_WRITE, to_json_value)))
     return keys
 
 
 def format_instant(at: datetime) -> str:
     """Format an instant as RFC 3339 in UTC, with fractions of a second only if they are not 0."""
     return at.astimezone(UTC).replace(tzinfo=None).isoformat() + "Z"
-
-
-_ENCODER: Final = msgspec.json.Encoder(order="deterministic")
 
 
 def encode_canonical(value: object) -> bytes:
@@ -135,14 +139,12 @@ def encode_indented(value: object) -> bytes:
     return msgspec.json.format(encode_canonical(value), indent=2)
 
 
-Digest = NewType("Digest", str)  # a SHA-256 as 64 lower-case hexadecimal digits
-T = TypeVar("T")
-_lock: Final = RLock()
-
-
 def compute_digest(value: object) -> Digest:
     """Return the SHA-256 of a value's canonical JSON."""
     return Digest(sha256(encode_canonical(value)).hexdigest())
+
+
+# Decoders
 
 
 def build_decoder(kind: Any) -> Callable[[bytes], Any]:
@@ -181,9 +183,6 @@ def _decode_lazily(make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]
             return make()
 
     return lambda data: build_once()(data)
-
-
-API_VERSION: Final = "gitboot.dev/v1alpha1"
 
 
 def format_document(**items: Any) -> str:

@@ -44,9 +44,13 @@ def build_control_sequence(sequence: str) -> str:
 
 def style(text: str, fg: str | None = None, *, bold: bool = False) -> str:
     """Return text with a colour or in bold for a terminal. The function escapes the text."""
-    codes = [*([_COLOURS[fg]] if fg is not None else []), *([_BOLD] if bold else [])]
-    begin = "".join(build_control_sequence(f"{code}m") for code in codes)
-    return f"{begin}{escape_lines(text)}{build_control_sequence('0m')}" if begin else escape_lines(text)
+    begin = ""
+    if fg is not None:
+        begin += build_control_sequence(f"{_COLOURS[fg]}m")
+    if bold:
+        begin += build_control_sequence(f"{_BOLD}m")
+    end = build_control_sequence("0m") if begin else ""
+    return f"{begin}{escape_lines(text)}{end}"
 
 
 def strip_style(text: str) -> str:
@@ -125,6 +129,8 @@ def has_reader() -> bool:
 
 
 class _OutputFile(io.FileIO):
+    """A file that ignores errors of writes, but stores the first error unless the reader has closed the pipe."""
+
     write_error: str | None = None  # the error of the first failed write
 
     def write(self, data: ReadableBuffer, /) -> int:
@@ -143,8 +149,10 @@ class _EscapingStream(io.TextIOWrapper):
     """
 
     def write(self, text: str, /) -> int:
-        shown = _SEQUENCE.sub(r"\1\2", escape_lines(text)) if self.isatty() else printable_lines(strip_style(text))
-        super().write(shown)
+        if self.isatty():
+            super().write(_SEQUENCE.sub(r"\1\2", escape_lines(text)))
+        else:
+            super().write(printable_lines(strip_style(text)))
         return len(text)
 
     def write_verbatim(self, text: str) -> None:
@@ -154,9 +162,9 @@ class _EscapingStream(io.TextIOWrapper):
 def _escape_between_sequences(text: str, escape: Callable[[str], str]) -> str:
     if str(_OWN_MARK) not in text:
         return escape(text)
-    own = (match[0] for match in _SEQUENCE.finditer(text))
-    others = _SEQUENCE.sub("\0", text.replace("\0", "\\u0000")).split("\0")
-    return "".join(chain.from_iterable(zip_longest(map(escape, others), own, fillvalue="")))
+    own_sequences = (match[0] for match in _SEQUENCE.finditer(text))
+    other_texts = _SEQUENCE.sub("\0", text.replace("\0", "\\u0000")).split("\0")
+    return "".join(chain.from_iterable(zip_longest(map(escape, other_texts), own_sequences, fillvalue="")))
 
 
 def _open_descriptor(fd: int) -> TextIO:
@@ -164,6 +172,7 @@ def _open_descriptor(fd: int) -> TextIO:
 
 
 def build_escaping_stream(stream: TextIO) -> TextIO:
+    """Return a stream that escapes text and writes it to the file descriptor of ``stream``."""
     stream.flush()
     # Without this, click would bypass this stream and write UTF-8.
     is_ascii = codecs.lookup(stream.encoding).name == "ascii"

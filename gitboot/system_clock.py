@@ -14,8 +14,13 @@ _STA_UNSYNC: Final = 0x40  # adjtimex(2), linux/timex.h
 _NTP_PHASE_LIMIT_US: Final = 16_000_000  # The estimated error of the clock at boot (kernel/time/ntp.c).
 # Files that exist while a time service of this machine runs.
 _SERVICES: Final = (
-    *("/run/systemd/timesync", "/run/chrony", "/run/chronyd.pid", "/run/ntpd.pid", "/run/ntpsec"),
-    *("/run/openntpd", "/run/ptp4l"),
+    "/run/systemd/timesync",
+    "/run/chrony",
+    "/run/chronyd.pid",
+    "/run/ntpd.pid",
+    "/run/ntpsec",
+    "/run/openntpd",
+    "/run/ptp4l",
 )
 
 

@@ -22,6 +22,24 @@ _GLYPH_CHOICE: Final = re.compile("[\u2000-\u33ff\U0001f000-\U0001faff]\ufe0f")
 _COMMAND_ANYWHERE: Final = re.compile(r"#(?=#(?:vso|teamcity)?\[)", re.IGNORECASE)
 _COMMAND_AT_START: Final = re.compile(r"^([ \t]*):(?=:)", re.MULTILINE)
 _SHORT: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+# RFC 3986, appendix B. A backslash ends the host too, as in the URL standard of the WHATWG.
+_URL: Final = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?//|)([^/?#\\]*)([^?#]*)")
+_SSH_ADDRESS: Final = re.compile(r"((?:\[[^]]*\]|[^:/?#])*)([^?#]*)")  # USER@HOST:PATH, see git-fetch(1)
+_HOST_AND_PORT: Final = re.compile(r"(?:\[[^][]*\]|[^][:]*)(?::[0-9]*)?")
+# the number of characters to compare, which is enough for the path of a file, but not for a page of text
+_LONGEST_WORD: Final = 300
+_DURATION: Final = re.compile(
+    r"(?P<sign>[+-]?)(?:(?P<weeks>\d+)w)?(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?"
+    r"(?:(?P<seconds>\d+)s)?",
+    re.ASCII,
+)
+_VERSION_PART: Final = re.compile(r"[0-9]+|~|[^0-9.~]+")
+_PRERELEASE: Final = frozenset(
+    ("alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test", "canary", "milestone", "unstable")
+)
+
+
+# Escape text
 
 
 def printable(text: str) -> str:
@@ -33,8 +51,8 @@ def printable(text: str) -> str:
     """
     if not _is_plain(text):
         text = "".join(
-            each if _is_plain(each) or (_is_plain(before) and _GLYPH_CHOICE.fullmatch(before + each)) else _escape(each)
-            for before, each in zip(f" {text}", text, strict=False)
+            char if _is_plain(char) or (_is_plain(before) and _GLYPH_CHOICE.fullmatch(before + char)) else _escape(char)
+            for before, char in zip(f" {text}", text, strict=False)
         )
     return _COMMAND_ANYWHERE.sub(r"\\u0023", text)
 
@@ -54,10 +72,16 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-# RFC 3986, appendix B. A backslash ends the host too, as in the URL standard of the WHATWG.
-_URL: Final = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*:)?//|)([^/?#\\]*)([^?#]*)")
-_SSH_ADDRESS: Final = re.compile(r"((?:\[[^]]*\]|[^:/?#])*)([^?#]*)")  # USER@HOST:PATH, see git-fetch(1)
-_HOST_AND_PORT: Final = re.compile(r"(?:\[[^][]*\]|[^][:]*)(?::[0-9]*)?")
+def _is_plain(text: str) -> bool:
+    return text.isprintable() and (text.isascii() or not _INVISIBLE.search(text))
+
+
+def _escape(char: str) -> str:
+    units = char.encode("utf-16-be", "surrogatepass")
+    return _SHORT.get(char) or "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+
+
+# URLs and commands
 
 
 def redact_url(url: str, *, may_be_path: bool = True) -> str:
@@ -87,17 +111,7 @@ def quote_words(*words: object) -> str:
     return shlex.join(map(str, words))
 
 
-def _is_plain(text: str) -> bool:
-    return text.isprintable() and (text.isascii() or not _INVISIBLE.search(text))
-
-
-def _escape(char: str) -> str:
-    units = char.encode("utf-16-be", "surrogatepass")
-    return _SHORT.get(char) or "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
-
-
-# the number of characters to compare, which is enough for the path of a file, but not for a page of text
-_LONGEST_WORD: Final = 300
+# Counts, names and durations
 
 
 def format_count(number: int, noun: str) -> str:
@@ -108,15 +122,17 @@ def format_count(number: int, noun: str) -> str:
 def format_age(seconds: float) -> str:
     """Format an age in the largest unit that fits: 40 seconds, 9 minutes, 3 days."""
     units = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
-    size, unit = next((each for each in units if seconds >= each[0]), units[-1])
-    return format_count(max(int(seconds), 0) // size, unit)
+    unit_s, unit = next(((unit_s, unit) for unit_s, unit in units if seconds >= unit_s), units[-1])
+    return format_count(max(int(seconds), 0) // unit_s, unit)
 
 
 def format_omitted(number: int, noun: str = "") -> str:
     """Format the number of omitted items: "and 3 more", "and 1 more server", or "" if ``number`` is not positive."""
     if number <= 0:
         return ""
-    return f"and {number:,} more" + (f" {noun}{'' if number == 1 else 's'}" if noun else "")
+    if not noun:
+        return f"and {number:,} more"
+    return f"and {number:,} more {noun}{'' if number == 1 else 's'}"
 
 
 def format_error(error: BaseException) -> str:
@@ -126,12 +142,14 @@ def format_error(error: BaseException) -> str:
 
 def format_names(names: Sequence[str], max_names: int = 5) -> str:
     """Join the first ``max_names`` names, and add the number of remaining names: a, b and 3 more."""
-    return " ".join(filter(None, (", ".join(names[:max_names]), format_omitted(len(names) - max_names))))
+    parts = (", ".join(names[:max_names]), format_omitted(len(names) - max_names))
+    return " ".join(filter(None, parts))
 
 
 def find_similar(value: object, choices: Iterable[str]) -> str | None:
     """Return the choice that is most similar to ``value``, ignoring case, or None."""
-    if len(text := str(value)) > _LONGEST_WORD:
+    text = str(value)
+    if len(text) > _LONGEST_WORD:
         return None
     from difflib import get_close_matches  # imported here, because only error messages need it
 
@@ -149,30 +167,18 @@ def format_suggestion(value: object, choices: Iterable[str], fallback: str = "")
     return f"did you mean {word}?" if word is not None else fallback
 
 
-_DURATION: Final = re.compile(
-    r"(?P<sign>[+-]?)(?:(?P<weeks>\d+)w)?(?:(?P<days>\d+)d)?(?:(?P<hours>\d+)h)?(?:(?P<minutes>\d+)m)?"
-    r"(?:(?P<seconds>\d+)s)?",
-    re.ASCII,
-)
-
-
 def parse_duration(text: str) -> timedelta | None:
     """Parse a duration such as 2h, 30m, 1d12h or -15m.
 
     Return None if the text is not a duration. Raises `OverflowError` if the duration is too long.
     """
-    found = _DURATION.fullmatch("".join(text.split()))
-    if found is None or not any(char.isdigit() for char in text):
+    match = _DURATION.fullmatch("".join(text.split()))
+    if match is None or not any(char.isdigit() for char in text):
         return None
-    sign, *_ = found.groups()
-    numbers = {unit: int(number) for unit, number in found.groupdict().items() if unit != "sign" and number is not None}
-    return timedelta(**numbers) * (-1 if sign == "-" else 1)
-
-
-_VERSION_PART: Final = re.compile(r"[0-9]+|~|[^0-9.~]+")
-_PRERELEASE: Final = frozenset(
-    ("alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test", "canary", "milestone", "unstable")
-)
+    units = match.groupdict()
+    sign = units.pop("sign")
+    duration = timedelta(**{unit: int(number) for unit, number in units.items() if number is not None})
+    return -duration if sign == "-" else duration
 
 
 def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
@@ -182,14 +188,16 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     as 1.2-rc1 sort before the release, and so do versions with a tilde such as 1.2~bpo1 (deb-version(7)). The key
     compares numbers of equal length as text, because `int` rejects very long numbers.
     """
-    found = []
+    key = []
     for part in _VERSION_PART.findall(version):
         if part[0] in "0123456789":
             digits = part.lstrip("0")
-            found.append((1, len(digits), digits))
+            key.append((1, len(digits), digits))
+        elif part == "~" or is_prerelease(part):
+            key.append((-1, 0, part))
         else:
-            found.append((-1 if part == "~" or is_prerelease(part) else 0, 0, part))
-    return (*found, (0, 0, ""))
+            key.append((0, 0, part))
+    return (*key, (0, 0, ""))
 
 
 def is_prerelease(version: str) -> bool:

@@ -26,7 +26,7 @@ from starlette.types import Scope
 
 from gitboot import __version__
 from gitboot.endpoint.connections import ReadBody
-from gitboot.endpoint.replies import FORBIDDEN, NOT_FOUND, NO_CONTENT, RETRY_LATER, UNAVAILABLE, Reply
+from gitboot.endpoint.replies import FORBIDDEN, NO_CONTENT, NOT_FOUND, RETRY_LATER, UNAVAILABLE, Reply
 from gitboot.endpoint.served_files import PublishedTree, Signature, read_signature, read_unknown_machines
 from gitboot.errors import UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachines

@@ -249,9 +249,7 @@ class Endpoint:
             if denial is None:
                 return partial(self._serve_route, RequestKind.PAGE)
             self.operator_denials[denial] += 1
-            return self._count_reply(
-                RequestKind.NOTHING, UNAUTHORIZED if denial is OperatorDenial.TOKEN else NOT_FOUND
-            )
+            return self._count_reply(RequestKind.NOTHING, UNAUTHORIZED if denial is OperatorDenial.TOKEN else NOT_FOUND)
         if path in PAGE_REDIRECTS and self._is_operator(scope):
             return partial(self._serve_route, RequestKind.PAGE)
         return None

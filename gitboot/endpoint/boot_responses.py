@@ -16,8 +16,8 @@ from msgspec import Struct, structs
 
 from gitboot.endpoint.boot_gate import GuardedPath
 from gitboot.endpoint.replies import (
-    NOT_FOUND,
     NO_CONTENT,
+    NOT_FOUND,
     UNCACHED,
     Reply,
     allow_ranges,

@@ -16,7 +16,7 @@ from sys import byteorder
 from termios import TIOCOUTQ
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import Receive, Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from gitboot.endpoint.access_control import FORWARDED_HEADERS, OperatorAccess

@@ -9,8 +9,8 @@ from typing import Final
 from gitboot.endpoint.boot_gate import ClientRequest, FetchFilter
 from gitboot.endpoint.connections import ReadBody
 from gitboot.endpoint.replies import (
-    NOT_FOUND,
     NO_CONTENT,
+    NOT_FOUND,
     RETRY_LATER,
     TOO_MANY_REQUESTS,
     UNCACHED,

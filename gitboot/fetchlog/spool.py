@@ -211,9 +211,7 @@ class Spool:
 
     def _write_queued_items(self, items: list[_QueuedLine | _QueuedCall]) -> None:
         """Write all lines with one sync, and then call the functions. Skip the items that a caller has cancelled."""
-        lines = [
-            item for item in items if isinstance(item, _QueuedLine) and item.future.set_running_or_notify_cancel()
-        ]
+        lines = [item for item in items if isinstance(item, _QueuedLine) and item.future.set_running_or_notify_cancel()]
         if lines:
             try:
                 self._file.append(b"".join(item.line for item in lines))
@@ -311,7 +309,7 @@ def parse_line(line: bytes) -> Observation | int | None:
     return None
 
 
-def _get_text(fields: Mapping[str, object], name: str) -> str | None:
+def _get_text(fields: Mapping[Any, Any], name: str) -> str | None:
     value = fields.get(name)
     return value if isinstance(value, str) else None
 

@@ -35,8 +35,8 @@ from gitboot.git.history import (
     list_messages,
     read_message,
 )
-from gitboot.git.remote import Head, Password, Remote, SshKey
 from gitboot.git.objects import CommitReader, peel_reference
+from gitboot.git.remote import Head, Password, Remote, SshKey
 from gitboot.git.repository import (
     ACCEPTED,
     StoredRepository,

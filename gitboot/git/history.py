@@ -580,9 +580,7 @@ def _merge_in_memory(
     )
 
 
-def _merge_commits(
-    repository: pygit2.Repository, base: pygit2.Oid, old: pygit2.Oid, new: pygit2.Oid
-) -> pygit2.Index:
+def _merge_commits(repository: pygit2.Repository, base: pygit2.Oid, old: pygit2.Oid, new: pygit2.Oid) -> pygit2.Index:
     try:
         return repository.merge_commits(old, new)
     except pygit2.GitError:  # libgit2 cannot parse some commits even though their tree is complete

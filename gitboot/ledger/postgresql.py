@@ -572,9 +572,7 @@ def convert_placeholders(statement: str) -> str:
 
 def replace_nul(row: Sequence[Any]) -> tuple[Any, ...]:
     """Replace the NUL characters in a row, because PostgreSQL cannot store them."""
-    return tuple(
-        value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value for value in row
-    )
+    return tuple(value.replace("\0", "\N{REPLACEMENT CHARACTER}") if isinstance(value, str) else value for value in row)
 
 
 def _split_rows(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]:

@@ -14,7 +14,6 @@ from uuid import uuid4
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_version_error
 
-
 # The errors that SQLite raises if it cannot create files on a full disk: https://sqlite.org/rescode.html
 _DISK_FULL_ERRORS: Final = (
     sqlite3.SQLITE_FULL,
