@@ -27,9 +27,9 @@ _OTHERS_MODE: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 _PROBES: Final = 10
 _PAUSE_S: Final = 0.02
 _NO_FOLLOW: Final = os.O_NOFOLLOW | os.O_CLOEXEC
-# flags for a new file, so that open(2) never opens an existing file or a symlink
 _MAX_NAME_BYTES: Final = 255  # limits(7): NAME_MAX, which is the same on all common file systems
 _MAX_PATH_BYTES: Final = 4095  # PATH_MAX of Linux without the final NUL
+# flags for a new file, so that open(2) never opens an existing file or a symlink
 NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
 
 

@@ -33,8 +33,8 @@ def build_network_matcher(networks: Iterable[Network]) -> Callable[[str | None],
 
     @lru_cache(maxsize=4096)  # a cache, because parsing an address takes as long as preparing a response
     def contains(address: str | None) -> bool:
-        found = _parse_address(address) if address else None
-        return found is not None and any(found in network for network in ranges)
+        parsed = _parse_address(address) if address else None
+        return parsed is not None and any(parsed in network for network in ranges)
 
     return contains
 
@@ -76,17 +76,19 @@ def _get_peer_address(scope: Scope) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _normalize_address(address: str) -> str | None:
-    found = _parse_address(address)
-    return None if found is None else str(found)
+    parsed = _parse_address(address)
+    return str(parsed) if parsed is not None else None
 
 
 def _parse_address(address: str) -> IPv4Address | IPv6Address | None:
     try:
-        found = ip_address(address.partition("%")[0])  # fe80::1%eth0 names an interface of this host
+        parsed = ip_address(address.partition("%")[0])  # fe80::1%eth0 names an interface of this host
     except ValueError:
         return None
     # A dual-stack socket reports IPv4 clients with addresses such as ::ffff:10.0.0.1.
-    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+        return parsed.ipv4_mapped
+    return parsed
 
 
 # Operators
@@ -130,8 +132,8 @@ class Tokens:
     def contains(self, token: bytes) -> bool:
         """Return whether a token is in the file. The time that this takes does not depend on which token matches."""
         with suppress(OSError):
-            matches = [hmac.compare_digest(token, each) for each in self._read() if len(each) >= _MIN_TOKEN_LENGTH]
-            return any(matches)
+            known_tokens = [known for known in self._read() if len(known) >= _MIN_TOKEN_LENGTH]
+            return any([hmac.compare_digest(token, known) for known in known_tokens])  # noqa: C419 - compare all tokens
         return False
 
     def _read(self) -> list[bytes]:
@@ -221,6 +223,9 @@ def _is_bound_to(address: tuple[str, int] | None, server: tuple[str, int | None]
     return address[0] in (server[0], wildcard)
 
 
+# Credential files
+
+
 class CredentialFiles:
     """The credential files that an endpoint reads again for each request.
 
@@ -233,13 +238,13 @@ class CredentialFiles:
 
     def find_failures(self) -> tuple[str, ...]:
         """Return a message for each unusable file. The message contains the option, the path and the cause."""
-        found = []
+        failures = []
         for option, check in sorted(self._checks.items()):
             try:
                 check()
             except UsageError as error:
-                found.append(f"{option}: {str(error).removeprefix(f'{option}: ')}")
-        return tuple(found)
+                failures.append(f"{option}: {str(error).removeprefix(f'{option}: ')}")
+        return tuple(failures)
 
     def report_changes(self, at: datetime) -> Event | None:
         """Return an event if a file has become usable or unusable since the last call."""

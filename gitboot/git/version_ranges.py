@@ -124,7 +124,7 @@ def find_highest_tag(version_range: VersionRange, tags: Iterable[str]) -> str | 
     The choice between equal versions such as ``v1.0.0`` and ``1.0.0`` does not depend on the order of the tags.
     """
     versions = ((version, tag) for tag in tags if (version := parse_version(tag)))
-    within = [each for each in versions if any(_contains(terms, each[0]) for terms in version_range)]
+    within = [(version, tag) for version, tag in versions if any(_contains(terms, version) for terms in version_range)]
     return max(within)[1] if within else None
 
 

@@ -70,6 +70,8 @@ class Holder(NamedTuple):
 
 
 class Lease(NamedTuple):
+    """The lease of one holder. Its text identifies the lease in output trees."""
+
     holder: str
     epoch: int  # increases when another holder takes the lease; a restarted holder keeps its epoch
 
@@ -101,13 +103,16 @@ class HeldLease(Struct):
     moved_message: str | None = None  # the message to raise if the ledger was moved
 
     def extend(self, sent_s: float) -> None:
+        """Extend the lease after a renewal that was sent at ``sent_s``."""
         self.until_s = max(self.until_s, sent_s + self.seconds)
 
     def mark_lost(self) -> LeaseLost:
+        """Mark the lease as lost, and return the error to raise."""
         self.is_lost = True
         return LeaseLost(self.moved_message or f"{self.name}: another instance is active with this ledger")
 
     def check(self) -> None:
+        """Raise `LeaseLost` if the lease is lost, or has expired on this host's clock."""
         if self.is_lost:
             raise self.mark_lost()
         if now_s() >= self.until_s:

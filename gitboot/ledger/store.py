@@ -37,6 +37,8 @@ _PARAMETER: Final = re.compile(
 _LOGIN_END: Final = re.compile(r"@[^@&=/?]*[/?]")
 # secrets for which libpq has no file that gitboot could read
 _OTHER_SECRETS: Final = {"oauth_client_secret", "scram_client_key", "scram_server_key", "sslpassword"}
+_MARK_BYTES: Final = 64
+_PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _HOSTS: Final = re.compile(r"(?:(?:\[[^]]*\]|[^][:,]*)(?::[0-9]*)?(?:,|\Z))*")
 
 
@@ -95,10 +97,12 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     @property
     def schema(self) -> str | None:
         """The first schema in the URL's search path, or None if the URL does not set a search path."""
-        found = _SEARCH_PATH.findall(dict(parse_qsl(urlsplit(self.url).query)).get("options", ""))
-        return str(found[-1]).replace('"', "").replace("\\", "") if found else None
+        parameters = dict(parse_qsl(urlsplit(self.url).query))
+        schemas = _SEARCH_PATH.findall(parameters.get("options", ""))
+        return str(schemas[-1]).replace('"', "").replace("\\", "") if schemas else None
 
     def facts(self) -> bytes:
+        """Return the content of the address file."""
         text = (
             "# This state directory's ledger is in this database, and not in ledger.sqlite.\n"
             f"url = {json.dumps(self.url)}\n"
@@ -140,7 +144,7 @@ def write_address(path: Path, address: PostgresAddress) -> None:
     write_atomically(get_address_file(path), address.facts())
 
 
-_PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
+# Transactions
 
 
 class Transaction:
@@ -159,6 +163,7 @@ class Transaction:
         self.is_marked = False
 
     def rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        """Write the prepared rows, and return the rows of a query."""
         self.send()
         return self._database.execute(query, parameters)
 
@@ -185,12 +190,13 @@ class Transaction:
             self._prepared.append(partial(write_rows, list(rows)))
 
     def send(self) -> None:
+        """Begin the transaction if it has not begun yet, and write the prepared rows."""
         if not self._has_begun:
             self._database.begin()
             self._has_begun = True
         prepared, self._prepared = self._prepared, []
-        for each in prepared:
-            each()
+        for write in prepared:
+            write()
 
     def mark(self) -> None:
         """Count this transaction as a change to the ledger.
@@ -307,14 +313,15 @@ class Store:
                 raise
 
     def rows(self, query: str, *parameters: Any) -> list[Row]:
+        """Return the rows of a query. Raises `LedgerError` if the database cannot be read."""
         try:
             with self._lock, self.reading():
-                found = self.database.execute(query, parameters)
+                rows = self.database.execute(query, parameters)
         except LedgerError:
             self.is_failing = True
             raise
         self.is_failing = False
-        return found
+        return rows
 
     def reading(self) -> AbstractContextManager[None]:
         return self.database.reading()
@@ -339,9 +346,9 @@ class Store:
         return self._known_progress
 
     def _read_progress(self) -> tuple[str, int]:
-        found = self.rows(_PROGRESS)
+        rows = self.rows(_PROGRESS)
         with self.reading():
-            return _parse_progress(found)
+            return _parse_progress(rows)
 
     def write_mark(self, identity: str, changes: int) -> None:
         """Write the mark file durably. gitboot calls this method after each transaction that counts as a change.
@@ -355,6 +362,9 @@ class Store:
             raise LedgerError(
                 f"{get_mark_path(self.path)}: the ledger's mark file cannot be written ({error.strerror})"
             ) from error
+
+
+# Open a ledger
 
 
 def open_database(
@@ -394,8 +404,11 @@ def open_read_only(path: Path, *, open_moved: bool = False) -> Iterator[Database
 
 
 def _parse_progress(facts: Iterable[Row]) -> tuple[str, int]:
-    found: dict[str, str] = dict(facts)
-    return found["identity"], int(found.get("changes", 0))
+    values: dict[str, str] = dict(facts)
+    return values["identity"], int(values.get("changes", 0))
+
+
+# The mark file
 
 
 def get_mark_path(ledger: Path) -> Path:
@@ -409,9 +422,6 @@ def read_mark(path: Path) -> tuple[str, int] | None:
         return identity, int(changes)
     except (OSError, ValueError):
         return None
-
-
-_MARK_BYTES: Final = 64
 
 
 def write_mark(path: Path, identity: str, changes: int) -> None:

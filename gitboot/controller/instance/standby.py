@@ -32,7 +32,7 @@ from gitboot.controller.publication import DatedPath, publish_plans
 from gitboot.controller.records.install_boots import list_offers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import choose_output_modes, read_ledger, record_instance_facts
-from gitboot.disk_cache import DiskCache, compute_program_digest
+from gitboot.disk_cache import DiskCache
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, NotYetDone, SourceError
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
@@ -44,6 +44,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import copy_ledger, read_lease, read_shared_token_keys
 from gitboot.ledger.store import Store, get_mark_path, read_address, read_mark, write_mark
+from gitboot.program_digest import compute_program_digest
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.tree_changes import WindowEnds, end_windows
 from gitboot.publish.tree_reader import Inventory
