@@ -268,7 +268,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
 }
 ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
     "bmc_enroll": "BMCs of a network",
-    "old_system": "another provisioning system",
+    "compare_old_system": "another provisioning system",
     "secret": "an endpoint that gives secrets",
 }
 
@@ -279,13 +279,13 @@ TABLES: Final = {
     "artifacts": 3,
     "bmc": 3,
     "bmc_enroll": 2,
+    "compare_old_system": 1,
     "diff_and_comment": 1,
     "history": 2,
     "images": 2,
     "instance": 2,
     "mirrors": 2,
     "new": 1,
-    "old_system": 1,
     "plan": 5,
     "provisioning_records": 2,
     "secret": 1,

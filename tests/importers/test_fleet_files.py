@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gitboot.cli.commands.old_system import SYSTEMS
+from gitboot.cli.commands.import_fleet import SYSTEMS
 from gitboot.files import write_output_file
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
@@ -840,7 +840,7 @@ def test_an_interrupted_import_is_completed_by_the_next_one(
         return run_command("import", "cobbler", source, "--out", folder, *make_known_options(tmp_path))
 
     limit = -1
-    monkeypatch.setattr("gitboot.cli.commands.old_system.write_output_file", write)
+    monkeypatch.setattr("gitboot.cli.commands.import_fleet.write_output_file", write)
     if not is_first:
         assert import_into(tmp_path / "before", SOURCES["cobbler"]).code == 0
     writes.clear()
@@ -997,10 +997,10 @@ def test_finding_p11_a_large_file_of_machines_is_read_or_an_error(
 ) -> None:
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "vmlinuz").write_bytes(b"\0" * 200)
-    monkeypatch.setattr("gitboot.cli.commands.old_system._MAX_BYTES", 100)
+    monkeypatch.setattr("gitboot.cli.commands.import_fleet._MAX_BYTES", 100)
     fleet = run_import(tmp_path, "netbox")  # its files are larger
     assert list(fleet.rglob("servers/*.yaml"))
-    monkeypatch.setattr("gitboot.cli.commands.old_system._MAX_DATA_BYTES", 100)
+    monkeypatch.setattr("gitboot.cli.commands.import_fleet._MAX_DATA_BYTES", 100)
     done = run_command("import", "netbox", tmp_path / "source", "--out", tmp_path / "other")
     assert done.code == 64 and "devices.json is larger than 100 bytes" in done.err
 
