@@ -18,8 +18,9 @@ from urllib.parse import quote
 import click
 from msgspec import Struct
 
+from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import get_results_cache, limit_evaluation
-from gitboot.cli.options import current_time, read_operator_name
+from gitboot.cli.options import combine_options, current_time, read_operator_name, selector_option, state_option
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offline
 from gitboot.controller.instance.state_directory import (
@@ -300,6 +301,10 @@ def read_held_change(state: Path) -> HeldCommit | None:
     return None
 
 
+# The options that select servers of an instance.
+server_options = combine_options(
+    click.argument("servers", nargs=-1, shell_complete=complete_servers), selector_option, state_option
+)
 yes_option = click.option(
     "--yes",
     is_flag=True,

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from gitboot.child_processes import Child, FrameBuffer, encode
-from gitboot.cli.commands.instance import command, merge_published_status
+from gitboot.cli.commands.status import command, merge_published_status
 from gitboot.cli.main import Exit
 from gitboot.controller.instance.state_directory import StatusFile, lock, read_status
 from gitboot.errors import InvalidRepository

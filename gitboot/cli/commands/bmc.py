@@ -1,4 +1,4 @@
-"""`gitboot bmc`: show and change boot overrides and power, and answer questions about BMCs."""
+"""`gitboot bmc`: show and set boot overrides, and record what an operator confirms about BMCs."""
 
 from __future__ import annotations
 
@@ -7,60 +7,49 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from gitboot.artifacts.boot_loaders import HEAD, find_program_fault
 from gitboot.bmc.credentials import FILE, get_credential_use, read_trust, render_access_file
-from gitboot.bmc.power_steps import PowerAction
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_open_file_limit
-from gitboot.cli.commands.bmc_enroll import enroll, scan_network
+from gitboot.cli.commands.bmc_enroll import enroll
+from gitboot.cli.commands.bmc_power import power_command, require_bmcs
+from gitboot.cli.commands.bmc_scan import scan_network
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import (
-    confirm_or_abort,
     find_machines,
     open_offline,
     request_change,
     select_names,
     select_servers,
-    yes_option,
+    server_options,
 )
 from gitboot.cli.main import Exit, Group
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
-    combine_options,
     credentials_option,
     current_time,
     output_option,
     reason_option,
-    selector_option,
     state_option,
     write_outputs,
 )
 from gitboot.cli.terminal import echo_wrapped, format_table, show_progress, wrap_text
-from gitboot.controller.bmcs.manual_tasks import (
-    Inspection,
-    ManualTask,
-    PowerResult,
-    format_override,
-    inspect_bmcs,
-    list_manual_tasks,
-    switch_power,
-)
+from gitboot.controller.bmcs.manual_tasks import Inspection, format_override, inspect_bmcs, list_manual_tasks
 from gitboot.controller.instance.assembly import OfflineInstance
 from gitboot.controller.instance.state_directory import find_running_process
 from gitboot.controller.operator_requests import (
     ACCEPT,
     BACK,
     CERTIFICATE,
-    POWER,
-    POWERED,
     REPLACE,
     RESOLVE,
     RETRY,
@@ -69,7 +58,7 @@ from gitboot.controller.operator_requests import (
 from gitboot.controller.records.install_boots import remove_withheld_boots
 from gitboot.errors import UsageError
 from gitboot.files import find_file_below
-from gitboot.fleet.identities import Machine
+from gitboot.fleet.identities import BmcAccess
 from gitboot.jsonio import format_document
 from gitboot.model.scalars import Malformed, SystemUuid, parse_fingerprint
 from gitboot.resolve.plan_at_time import drop_ended_windows, make_plan
@@ -87,12 +76,6 @@ def command() -> None:
     """
 
 
-# The options that select servers of an instance.
-_server_options = combine_options(
-    click.argument("servers", nargs=-1, shell_complete=complete_servers), selector_option, state_option
-)
-
-
 @command.command(
     "get",
     context_settings=VARIABLES,
@@ -102,7 +85,7 @@ _server_options = combine_options(
         Exit.PARTIAL: "a BMC did not respond",
     },
 )
-@_server_options
+@server_options
 @credentials_option
 @output_option("text", "json")
 @evaluator_command
@@ -119,13 +102,13 @@ def get(
     at the BMC, the newest record, the evidence and the next step. Servers that need an operator are listed first. If
     you name SERVERS, gitboot also shows the boot order and Secure Boot. gitboot does not change the BMCs.
     """
-    found = _inspect_bmcs(servers, selector, state, credentials)
+    inspections = _inspect_bmcs(servers, selector, state, credentials)
     write_outputs(
         outputs,
-        text=partial(_format_text, found, state, is_detailed=bool(servers)),
-        json=partial(_format_json, found),
+        text=partial(_format_text, inspections, state, is_detailed=bool(servers)),
+        json=partial(_format_json, inspections),
     )
-    if any(each.observed is None for each in found):
+    if any(inspection.observed is None for inspection in inspections):
         sys.exit(Exit.PARTIAL)
 
 
@@ -139,7 +122,7 @@ def get(
         Exit.PARTIAL: "a BMC did not respond",
     },
 )
-@_server_options
+@server_options
 @credentials_option
 @click.option(
     "--assets",
@@ -168,15 +151,15 @@ def diff(
     With --assets, gitboot warns if Secure Boot is on and the program in the plan has no signature. gitboot cannot check
     which signatures the firmware trusts, and does not read ISO files.
     """
-    found = [
-        each
-        for each in _inspect_bmcs(servers, selector, state, credentials, assets)
-        if not each.is_settled or each.warnings
+    inspections = [
+        inspection
+        for inspection in _inspect_bmcs(servers, selector, state, credentials, assets)
+        if not inspection.is_settled or inspection.warnings
     ]
-    write_outputs(outputs, text=partial(_format_diff, found, state), json=partial(_format_json, found))
-    if any(each.observed is None for each in found):
+    write_outputs(outputs, text=partial(_format_diff, inspections, state), json=partial(_format_json, inspections))
+    if any(inspection.observed is None for inspection in inspections):
         sys.exit(Exit.PARTIAL)
-    if detailed_exitcode and not all(each.is_settled for each in found):
+    if detailed_exitcode and not all(inspection.is_settled for inspection in inspections):
         sys.exit(Exit.CHANGES)
 
 
@@ -190,7 +173,7 @@ def diff(
         Exit.USAGE: "no instance is running with this state directory, or a server does not exist",
     },
 )
-@_server_options
+@server_options
 @evaluator_command
 def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
     """Let the instance set boot overrides now.
@@ -204,10 +187,11 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
             f"no instance is running with the state directory {state}: start `gitboot run`, or use `gitboot run --once`"
         )
     with open_offline(state, current_time()) as instance:
-        with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
-        all_uuids = with_bmc | instance.snapshot.overrides.keys()
         names = sorted(select_servers(instance, servers, selector)) if selector is not None else servers
-        uuids = [uuid for name in names for uuid in find_machines(instance, name)] or sorted(all_uuids)
+        uuids = [uuid for name in names for uuid in find_machines(instance, name)]
+        if not uuids:
+            with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
+            uuids = sorted(with_bmc | instance.snapshot.overrides.keys())
         is_ledger_named = instance.commit.ledger is not None
     echo_wrapped(request_change(state, RETRY, {"uuids": uuids}))
     _warn_without_ledger(is_ledger_named)
@@ -233,19 +217,19 @@ def access_files(state: Path, credentials: Path | None) -> None:
     read them before you copy the file.
     """
     with open_offline(state, current_time()) as instance:
-        machines = sorted(instance.commit.machines.values(), key=lambda each: each.name)
-        known = instance.snapshot.known_pairs
-    machines_by_name: dict[str, list[Machine]] = {}
+        machines = sorted(instance.commit.machines.values(), key=lambda machine: machine.name)
+        known_uses = instance.snapshot.known_pairs
+    bmcs_by_credentials: dict[str, list[tuple[str, BmcAccess]]] = {}  # server names and BMCs
     for machine in machines:
         if machine.bmc is not None:
-            machines_by_name.setdefault(machine.bmc.credentials, []).append(machine)
-    for name, group in sorted(machines_by_name.items()):
-        new = [each.name for each in group if each.bmc is not None and get_credential_use(each.bmc) not in known]
-        click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(group), 'BMC')}")
+            bmcs_by_credentials.setdefault(machine.bmc.credentials, []).append((machine.name, machine.bmc))
+    for name, bmcs in sorted(bmcs_by_credentials.items()):
+        new = [server for server, bmc in bmcs if get_credential_use(bmc) not in known_uses]
+        click.echo(f"# {(credentials or Path('DIR')) / name / FILE}: {format_count(len(bmcs), 'BMC')}")
         if new:
             click.echo(f"# First check the addresses of these new BMCs: {format_names(new)}")
         trust = read_trust(credentials, name) if credentials is not None else None
-        click.echo(render_access_file((each.bmc for each in group if each.bmc is not None), trust))
+        click.echo(render_access_file((bmc for _, bmc in bmcs), trust))
 
 
 @command.command(
@@ -262,31 +246,31 @@ def access_files(state: Path, credentials: Path | None) -> None:
 @state_option
 @click.option(
     "--consumed",
-    "word",
+    "resolution",
     flag_value="consumed",
     help="The machine booted from the override. gitboot does not set it again (condition NeedsOperator).",
 )
 @click.option(
     "--not-set",
-    "word",
+    "resolution",
     flag_value="not-set",
     help="The override was never set. gitboot sets it if the plan still wants it (condition NeedsOperator).",
 )
 @click.option(
     "--same",
-    "word",
+    "resolution",
     flag_value="same",
     help="The machine at the BMC is SERVER, although it shows another identity (condition AnotherMachine).",
 )
 @click.option(
     "--replace",
-    "word",
+    "resolution",
     flag_value="replace",
     help="gitboot may replace an override that someone else set (condition ForeignOverride).",
 )
 @click.option(
     "--back",
-    "word",
+    "resolution",
     flag_value="back",
     help="SERVER is in service again, although its BMC did not confirm it (condition PowerWavesRunning).",
 )
@@ -297,13 +281,13 @@ def access_files(state: Path, credentials: Path | None) -> None:
 )
 @reason_option
 @evaluator_command
-def resolve(server: str, state: Path, word: str | None, certificate: str | None, reason: str) -> None:
+def resolve(server: str, state: Path, resolution: str | None, certificate: str | None, reason: str) -> None:
     """Record facts about a BMC that only an operator can check.
 
     Look at the console or the boot log of SERVER first. After a wrong answer, gitboot may install the machine twice, or
     not at all. `gitboot status` names the option to use for each condition.
     """
-    if word is None and certificate is None:
+    if resolution is None and certificate is None:
         raise click.UsageError(
             "Missing option: pass '--consumed', '--not-set', '--same', '--replace', '--back' or '--certificate'."
         )
@@ -316,20 +300,22 @@ def resolve(server: str, state: Path, word: str | None, certificate: str | None,
                 "--certificate: expected a SHA-256 digest (64 hexadecimal digits), as shown by `gitboot bmc get`"
             ) from None
     at = current_time()
-    requests: list[tuple[str, dict[str, object]]] = []
+    requests: list[_Request] = []
     with open_offline(state, at) as instance:
-        if fingerprint is not None:
-            pinned = [uuid for uuid in find_machines(instance, server) if uuid in instance.snapshot.pins]
-            requests = [(CERTIFICATE, {"uuid": uuid, "certificate": fingerprint}) for uuid in pinned]
-        elif word is not None:
-            resolutions = (_build_request(instance, uuid, server, word, at) for uuid in find_machines(instance, server))
-            requests = [each for each in resolutions if each is not None]
+        for uuid in find_machines(instance, server):
+            if fingerprint is not None:
+                if uuid in instance.snapshot.pins:
+                    requests.append((CERTIFICATE, {"uuid": uuid, "certificate": fingerprint}))
+            elif resolution is not None:
+                request = _build_request(instance, uuid, server, resolution, at)
+                if request is not None:
+                    requests.append(request)
         is_ledger_named = instance.commit.ledger is not None
     if not requests:
         raise UsageError(f"gitboot has not read {server}'s BMC yet; run `gitboot bmc apply {quote_words(server)}`")
-    for kind, details in requests:
-        echo_wrapped(request_change(state, kind, details | {"server": server, "reason": reason}))
-    if word in ("not-set", "replace"):
+    for request_type, details in requests:
+        echo_wrapped(request_change(state, request_type, details | {"server": server, "reason": reason}))
+    if resolution in ("not-set", "replace"):
         _warn_without_ledger(is_ledger_named)
 
 
@@ -342,31 +328,44 @@ def _warn_without_ledger(is_ledger_named: bool) -> None:
         )
 
 
+_Request = tuple[str, dict[str, object]]  # the type of a request to the instance, and its content
+
+
 def _build_request(
     instance: OfflineInstance, uuid: SystemUuid, server: str, resolution: str, at: datetime
-) -> tuple[str, dict[str, object]] | None:
-    """Return the type and content of a request for a machine, or None if gitboot has not read its BMC yet."""
-    snapshot, plan = instance.snapshot, None
-    commit = remove_withheld_boots(instance.commit, snapshot.facts.withheld)
-    machine, pinned = commit.machines.get(uuid), snapshot.pins.get(uuid)
-    if machine is not None:  # the plan of the instance, as `list_manual_tasks` makes it
-        decision = commit.decisions.servers[server]
-        stop, absent = find_stop_scope(snapshot, commit, snapshot.facts.orders), snapshot.find_missing_files(decision)
-        decision = drop_ended_windows(decision, snapshot.find_later_clock(at))
-        plan = make_plan(decision, at, snapshot.record(uuid), stop=stop, absent=absent)
-    override = plan.override if plan is not None else None
-    key = override.reason if override is not None else plan.key if plan is not None else None
+) -> _Request | None:
+    """Return the request for a resolution, or None if gitboot has not read the machine's BMC yet."""
     match resolution:
         case "same":
+            pinned = instance.snapshot.pins.get(uuid)
             if pinned is None:
                 return None
             return ACCEPT, {"uuid": uuid, "shown": [pinned.latest_identity.uuid, pinned.latest_identity.serial]}
         case "back":
             return BACK, {"uuid": uuid}
         case "replace":
-            return REPLACE, {"uuid": uuid, "key": key}
+            return REPLACE, {"uuid": uuid, "key": _find_plan_key(instance, uuid, server, at)}
+    machine = instance.commit.machines.get(uuid)
     address = list(machine.bmc.normalized_address) if machine is not None and machine.bmc is not None else None
+    key = _find_plan_key(instance, uuid, server, at)
     return RESOLVE, {"uuid": uuid, "consumed": resolution == "consumed", "key": key, "bmc": address}
+
+
+def _find_plan_key(instance: OfflineInstance, uuid: SystemUuid, server: str, at: datetime) -> str | None:
+    """Return the key of the override that the instance's plan wants, or of the plan, or None without a plan."""
+    snapshot = instance.snapshot
+    commit = remove_withheld_boots(instance.commit, snapshot.facts.withheld)
+    if uuid not in commit.machines:
+        return None
+    # the plan of the instance, as `list_manual_tasks` makes it
+    decision = commit.decisions.servers[server]
+    stop = find_stop_scope(snapshot, commit, snapshot.facts.orders)
+    absent = snapshot.find_missing_files(decision)
+    remaining = drop_ended_windows(decision, snapshot.find_later_clock(at))
+    plan = make_plan(remaining, at, snapshot.record(uuid), stop=stop, absent=absent)
+    if plan is None:
+        return None
+    return plan.override.reason if plan.override is not None else plan.key
 
 
 def _inspect_bmcs(
@@ -376,95 +375,113 @@ def _inspect_bmcs(
     credentials: Path | None,
     assets: Path | None = None,
 ) -> list[Inspection]:
-    def find_fault(url: str, base_url: str) -> str | None:
-        """Return the reason why firmware with Secure Boot rejects the program at a URL, or None.
+    """Read the BMCs of these servers, or of all servers, and compare them with the plans.
 
-        Files outside ``assets`` are not checked.
-        """
-        served = f"{base_url}/assets/"
-        if assets is None or not url.startswith(served):
-            return None
-        with suppress(OSError):
-            if (file := find_file_below(assets.resolve(), url.removeprefix(served))) is not None:
-                with file.open("rb") as content:
-                    return find_program_fault(content.read(HEAD))
-        return None
-
+    Raises `UsageError` if one of ``servers`` has no BMC.
+    """
     raise_open_file_limit()  # only servers with a BMC, because gitboot connects to each BMC
     at = current_time()
     with open_offline(state, at) as instance, open_connections(credentials) as connections:
         names = select_names(instance, servers, selector)
-        found = list_manual_tasks(instance.commit, instance.snapshot, instance.keys, at)
-        selected = [task for task in found if names is None or task.server in names]
-        if without_bmc := sorted(frozenset(servers) - {task.server for task in selected}):
-            raise UsageError(
-                f"no BMC is configured for {format_names(without_bmc)}; add `spec.bmc` to the Server document"
-            )
+        tasks = list_manual_tasks(instance.commit, instance.snapshot, instance.keys, at)
+        selected = [task for task in tasks if names is None or task.server in names]
+        require_bmcs(servers, selected)
         with show_progress("BMCs", len(selected)) as advance:
+            find_fault = partial(_find_program_fault, assets)
             return inspect_bmcs(selected, connections, at, on_read=advance, find_fault=find_fault)
 
 
+def _find_program_fault(assets: Path | None, url: str, base_url: str) -> str | None:
+    """Return the reason why firmware with Secure Boot rejects the program at a URL, or None.
+
+    The function does not check files outside ``assets``.
+    """
+    assets_url = f"{base_url}/assets/"
+    if assets is None or not url.startswith(assets_url):
+        return None
+    with suppress(OSError):
+        file = find_file_below(assets.resolve(), url.removeprefix(assets_url))
+        if file is not None:
+            with file.open("rb") as content:
+                return find_program_fault(content.read(HEAD))
+    return None
+
+
 def _format_json(inspections: list[Inspection]) -> str:
-    return format_document(items=[each.facts() for each in inspections])
+    return format_document(items=[inspection.facts() for inspection in inspections])
 
 
-_STATE_ORDER: Final = ("needs an operator", "not read", "differs from the plan", "as planned", "with no plan")
-_PLURALS: Final = {"needs an operator": "need an operator", "differs from the plan": "differ from the plan"}
+class _Agreement(StrEnum):
+    """How a BMC agrees with its plan, in the order of the summary."""
+
+    NEEDS_OPERATOR = "needs an operator"
+    UNREAD = "not read"
+    DIFFERS = "differs from the plan"
+    AS_PLANNED = "as planned"
+    UNPLANNED = "with no plan"
+
+
+_PLURALS: Final = {_Agreement.NEEDS_OPERATOR: "need an operator", _Agreement.DIFFERS: "differ from the plan"}
 # the texts for people by state; the JSON output contains the keys
 _EVIDENCE_TEXTS: Final = {"attempted": "served", "unseen": "unobservable"}
 
 
 def _format_text(inspections: list[Inspection], state: Path, *, is_detailed: bool) -> str:
-    rows = []
-    counts: Counter[str] = Counter()
-    for inspection in inspections:
-        task = inspection.task
-        colour = "red" if inspection.needs_operator else None if inspection.is_settled else "yellow"
-        person, unread, pending, fine, unplanned = _STATE_ORDER
-        settled = fine if task.plan is not None else unplanned
-        state_name = unread if inspection.observed is None else settled if inspection.is_settled else pending
-        counts[person if inspection.needs_operator else state_name] += 1
-        # The override that may still be set at the BMC. If there is none, the latest override.
-        last = max(task.records, key=lambda each: (each.state.is_open, each.at), default=None)
-        rows.append(
-            (
-                task.server,
-                str(task.plan.phase) if task.plan else "no plan",
-                format_override(task.wanted.override if task.wanted else None),
-                format_override(inspection.observed.override)
-                if inspection.observed
-                else style(inspection.next_action, fg="red"),
-                f"{last.state} {last.reason.partition('/after/')[0]}" if last is not None else "-",
-                _EVIDENCE_TEXTS.get(task.evidence, task.evidence),
-                style(
-                    "see below"
-                    if inspection.needs_operator
-                    else inspection.next_action
-                    if inspection.observed
-                    else "-",
-                    fg=colour,
-                ),
-            )
-        )
     header = ("SERVER", "PHASE", "WANTED", "CURRENT", "RECORD", "EVIDENCE", "NEXT STEP")
-    lines = [format_table(header, rows, optional=5, shrinkable=(4,)), *_explain_inspections(inspections, state), ""]
-    for inspection in inspections if is_detailed else ():
-        if inspection.observed is not None:
-            secure = {None: "not shown", True: "on", False: "off"}[inspection.observed.secure_boot]
-            order = ", ".join(inspection.observed.boot_order) or "not shown"
-            lines.append(wrap_text(f"{inspection.task.server}: Secure Boot: {secure}; boot order: {order}"))
-    summary = ", ".join(
-        f"{number} {what if number == 1 else _PLURALS.get(what, what)}"
-        for what in _STATE_ORDER
-        if (number := counts[what])
+    lines = [
+        format_table(header, map(_format_row, inspections), optional=5, shrinkable=(4,)),
+        *_explain_inspections(inspections, state),
+        "",
+    ]
+    if is_detailed:
+        for inspection in inspections:
+            if inspection.observed is not None:
+                secure = {None: "not shown", True: "on", False: "off"}[inspection.observed.secure_boot]
+                order = ", ".join(inspection.observed.boot_order) or "not shown"
+                lines.append(wrap_text(f"{inspection.task.server}: Secure Boot: {secure}; boot order: {order}"))
+    counts = Counter(map(_find_agreement, inspections))
+    numbers = []
+    for agreement in _Agreement:
+        if number := counts[agreement]:
+            numbers.append(f"{number} {agreement if number == 1 else _PLURALS.get(agreement, agreement)}")
+    return "\n".join([*lines, f"{format_count(len(inspections), 'BMC')}: {', '.join(numbers) or 'none'}"])
+
+
+def _find_agreement(inspection: Inspection) -> _Agreement:
+    if inspection.needs_operator:
+        return _Agreement.NEEDS_OPERATOR
+    if inspection.observed is None:
+        return _Agreement.UNREAD
+    if not inspection.is_settled:
+        return _Agreement.DIFFERS
+    return _Agreement.AS_PLANNED if inspection.task.plan is not None else _Agreement.UNPLANNED
+
+
+def _format_row(inspection: Inspection) -> tuple[str, ...]:
+    task, observed = inspection.task, inspection.observed
+    # The override that may still be set at the BMC. If there is none, the latest override.
+    record = max(task.records, key=lambda record: (record.state.is_open, record.at), default=None)
+    next_step, colour = inspection.next_action if observed is not None else "-", None
+    if inspection.needs_operator:
+        next_step, colour = "see below", "red"
+    elif not inspection.is_settled:
+        colour = "yellow"
+    return (
+        task.server,
+        str(task.plan.phase) if task.plan is not None else "no plan",
+        format_override(task.wanted.override if task.wanted is not None else None),
+        format_override(observed.override) if observed is not None else style(inspection.next_action, fg="red"),
+        f"{record.state} {record.reason.partition('/after/')[0]}" if record is not None else "-",
+        _EVIDENCE_TEXTS.get(task.evidence, task.evidence),
+        style(next_step, fg=colour),
     )
-    return "\n".join([*lines, f"{format_count(len(inspections), 'BMC')}: {summary or 'none'}"])
 
 
-_MAX_NAMES: Final = 5
+_MAX_NAMES: Final = 5  # maximum number of servers with the same reason in the output
 
 
 def _explain_inspections(inspections: list[Inspection], state: Path) -> Iterator[str]:
+    """Yield why BMCs differ from their plans, and the commands that help."""
     names_by_reason: dict[tuple[str, str | None], list[str]] = {}
     for inspection in inspections:
         if inspection.needs_operator or not inspection.is_settled:
@@ -482,262 +499,25 @@ def _format_diff(inspections: list[Inspection], state: Path) -> str:
     groups: dict[object, list[Inspection]] = {}
     for number, inspection in enumerate(inspections):
         is_alone = inspection.request or inspection.warnings or inspection.task.server in (inspection.hint or "")
-        groups.setdefault(number if is_alone else (inspection.next_action, inspection.why, inspection.hint), []).append(
-            inspection
-        )
+        key = number if is_alone else (inspection.next_action, inspection.why, inspection.hint)
+        groups.setdefault(key, []).append(inspection)
     lines: list[str] = []
     for group in groups.values():
         inspection = group[0]
-        who = format_names([each.task.server for each in group], 3)
-        lines.append(f"{style(who, bold=True)}: {inspection.next_action}: {printable(inspection.why)}")
+        servers = format_names([member.task.server for member in group], 3)
+        lines.append(f"{style(servers, bold=True)}: {inspection.next_action}: {printable(inspection.why)}")
         if inspection.request:
-            address, method = inspection.task.bmc.address, " ".join(inspection.request[:-1])
-            lines.append(
-                f"  {method} {address}{inspection.request[-1]}" if method else f"  {address}: {inspection.request[-1]}"
-            )
+            address, target = inspection.task.bmc.address, inspection.request[-1]
+            method = " ".join(inspection.request[:-1])
+            lines.append(f"  {method} {address}{target}" if method else f"  {address}: {target}")
             if inspection.pending_reset is not None:
                 lines.append(f"  then {printable(inspection.pending_reset)}")
-        lines += [style(f"  warning: {printable(each)}", fg="yellow") for each in inspection.warnings]
+        lines += [style(f"  warning: {printable(warning)}", fg="yellow") for warning in inspection.warnings]
         if inspection.hint is not None:
             lines.append(f"  {fill_state(inspection.hint, str(state))}")
     return "\n".join(lines or ["all BMCs match their plans"])
 
 
-_dry_run_option = click.option("--dry-run", is_flag=True, help="Print what gitboot would send. Send nothing.")
-_force_option = click.option("--force", is_flag=True, help="Act at once, without a shutdown of the operating system.")
-
-
-@command.group(
-    "power",
-    context_settings=VARIABLES,
-    cls=Group,
-    example=("gitboot bmc power reset web01 --reason 'kernel hang' \\\n    --state /var/lib/gitboot"),
-)
-def power_command() -> None:
-    """Show which machines are on; switch or reset them.
-
-    A machine that starts boots what its plan specifies. A command that changes power shows the plans first. gitboot
-    does not change the power of a machine during POST, or if the BMC belongs to a different machine than the document
-    names. These commands also work while the instance is suspended.
-    """
-
-
-@power_command.command(
-    "get",
-    context_settings=VARIABLES,
-    example=("gitboot bmc power get --state /var/lib/gitboot \\\n    --credentials /etc/gitboot/bmc"),
-    exit_codes={
-        Exit.FINE: "all BMCs responded",
-        Exit.PARTIAL: "a BMC did not respond",
-    },
-)
-@_server_options
-@credentials_option
-@output_option("text", "json")
-@evaluator_command
-def power_get(
-    servers: tuple[str, ...],
-    selector: str | None,
-    state: Path,
-    credentials: Path | None,
-    outputs: tuple[OutputOption, ...],
-) -> None:
-    """Show which machines are on, and how far they have booted.
-
-    gitboot reads the BMCs of SERVERS, or of all servers.
-    """
-    at = current_time()
-    tasks = _select_manual_tasks(servers, selector, state)
-    with open_connections(credentials) as connections, show_progress("BMCs", len(tasks)) as read:
-        found = sorted(inspect_bmcs(tasks, connections, at, on_read=read), key=lambda each: each.task.server)
-    items = [
-        {
-            "server": each.task.server,
-            "uuid": each.task.uuid,
-            "bmc": each.task.bmc.address,
-            "responded": each.observed is not None,
-            "power": each.observed.power if each.observed is not None else None,
-            "inPost": each.observed.in_post if each.observed is not None else None,
-            "runsOs": each.observed.runs_os if each.observed is not None else None,
-            "resetTypes": sorted(each.observed.reset_types) if each.observed is not None else [],
-            "why": each.why if each.observed is None else None,
-        }
-        for each in found
-    ]
-    write_outputs(outputs, text=partial(_format_power_states, found), json=partial(format_document, items=items))
-    if any(each.observed is None for each in found):
-        sys.exit(Exit.PARTIAL)
-
-
-@power_command.command(
-    "on",
-    context_settings=VARIABLES,
-    example="gitboot bmc power on web01 --reason 'repair done' --state /var/lib/gitboot",
-    exit_codes={
-        Exit.FINE: "each machine is on, or its BMC accepted the request",
-        Exit.PARTIAL: "a BMC rejected the request, or gitboot did not send it; the output shows why",
-        Exit.INTERRUPTED: "you did not confirm",
-    },
-)
-@_server_options
-@credentials_option
-@reason_option
-@_dry_run_option
-@yes_option
-@output_option("text", "json")
-@evaluator_command
-def power_on(servers: tuple[str, ...], **options: Any) -> None:
-    """Switch machines on.
-
-    gitboot skips machines that are on already.
-    """
-    _change_power("on", servers, force=False, **options)
-
-
-@power_command.command(
-    "off",
-    context_settings=VARIABLES,
-    example="gitboot bmc power off web01 --reason 'repair' --state /var/lib/gitboot",
-    exit_codes={
-        Exit.FINE: "each machine is off, or its BMC accepted the request",
-        Exit.PARTIAL: "a BMC rejected the request, or gitboot did not send it; the output shows why",
-        Exit.INTERRUPTED: "you did not confirm",
-    },
-)
-@_server_options
-@credentials_option
-@reason_option
-@_force_option
-@_dry_run_option
-@yes_option
-@output_option("text", "json")
-@evaluator_command
-def power_off(servers: tuple[str, ...], **options: Any) -> None:
-    """Shut machines down, or switch them off with --force.
-
-    gitboot shuts SERVERS down through their operating systems.
-    """
-    _change_power("off", servers, **options)
-
-
-@power_command.command(
-    "reset",
-    context_settings=VARIABLES,
-    example=("gitboot bmc power reset web01 --reason 'kernel hang' \\\n    --state /var/lib/gitboot"),
-    exit_codes={
-        Exit.FINE: "each BMC accepted the request",
-        Exit.PARTIAL: "a BMC rejected the request, or gitboot did not send it; the output shows why",
-        Exit.INTERRUPTED: "you did not confirm",
-    },
-)
-@_server_options
-@credentials_option
-@reason_option
-@_force_option
-@_dry_run_option
-@yes_option
-@output_option("text", "json")
-@evaluator_command
-def power_reset(servers: tuple[str, ...], **options: Any) -> None:
-    """Restart machines, or reset them at once with --force.
-
-    gitboot restarts SERVERS through their operating systems.
-    """
-    _change_power("reset", servers, **options)
-
-
-def _change_power(
-    action_name: str,
-    servers: tuple[str, ...],
-    *,
-    selector: str | None,
-    state: Path,
-    credentials: Path | None,
-    reason: str,
-    force: bool,
-    dry_run: bool,
-    yes: bool,
-    outputs: tuple[OutputOption, ...],
-) -> None:
-    """Read the BMCs, ask for confirmation, and record the request. Then read each BMC again and change the power."""
-    if not servers and selector is None:
-        raise UsageError("pass server names, or select servers by label: -l role=web")
-    action = PowerAction(action_name)
-    tasks = _select_manual_tasks(servers, selector, state)
-    with open_connections(credentials) as bmc_connections:
-        switch = partial(switch_power, action=action, connections=bmc_connections, force=force)
-        with show_progress("BMCs", len(tasks)) as read:
-            results = switch(tasks, send=False, on_done=read)
-        targets = [result.task for result in results if result.would_send]
-        if targets and not dry_run:
-            if len(tasks) > 1 or selector is not None:
-                click.echo(_format_power_results(results), err=True)
-                installs = sum(each.plan is not None and each.plan.writes_disk for each in targets)
-                installing = (
-                    f" ({installs} of them would run an install boot)" if installs and action_name != "off" else ""
-                )
-                click.echo(f"{action_name} for {format_count(len(targets), 'server')}{installing}: {reason}", err=True)
-                confirm_or_abort(yes=yes)
-            request_change(
-                state, POWER, {"action": action_name, "servers": [each.server for each in targets], "reason": reason}
-            )
-            with show_progress("BMCs", len(targets)) as read:
-                sent = {result.task.uuid: result for result in switch(targets, send=True, on_done=read)}
-            recorded = ("server", "resetType", "sent", "why")
-            items = [{name: result.facts()[name] for name in recorded} for result in sent.values()]
-            request_change(state, POWERED, {"action": action_name, "items": items, "reason": reason})
-            results = [sent.get(result.task.uuid, result) for result in results]
-    as_json = partial(format_document, items=[result.facts() for result in results])
-    write_outputs(outputs, text=partial(_format_power_results, results), json=as_json)
-    if any(result.is_failed for result in results):
-        sys.exit(Exit.PARTIAL)
-
-
-def _select_manual_tasks(servers: tuple[str, ...], selector: str | None, state: Path) -> list[ManualTask]:
-    at = current_time()
-    with open_offline(state, at) as instance:
-        all_tasks = list_manual_tasks(instance.commit, instance.snapshot, instance.keys, at)
-        described = (each for each in all_tasks if each.decision is not None)
-        if not servers and selector is None:
-            return list(described)
-        selected = select_servers(instance, servers, selector)
-        found = [each for each in described if each.server in selected]
-    if without_bmc := sorted(selected.keys() - {each.server for each in found}):
-        raise UsageError(f"no BMC is configured for {format_names(without_bmc)}; add `spec.bmc` to the Server document")
-    return found
-
-
-def _format_power_states(results: list[Inspection]) -> str:
-    rows = []
-    counts: Counter[str] = Counter()
-    for inspection in results:
-        observed = inspection.observed
-        if observed is None:
-            rows.append((inspection.task.server, style(inspection.next_action, fg="red"), inspection.why))
-        else:
-            state = "in POST" if observed.in_post else "the operating system is running" if observed.runs_os else "-"
-            rows.append((inspection.task.server, observed.power or "not shown", state))
-        counts[observed.power or "not shown" if observed is not None else "not read"] += 1
-    numbers = ", ".join(f"{number} {printable(what).lower()}" for what, number in sorted(counts.items()))
-    table = format_table(("SERVER", "POWER", "STATE"), rows, shrinkable=(2,))
-    return f"{table}\n\n{format_count(len(results), 'BMC')}: {numbers}"
-
-
-def _format_power_results(results: list[PowerResult]) -> str:
-    rows = []
-    for result in results:
-        plan, observed = result.task.plan, result.observed
-        boots = "no plan" if plan is None else f"{plan.phase}, writes disks" if plan.writes_disk else str(plan.phase)
-        rows.append(
-            (
-                result.task.server,
-                observed.power or "not shown" if observed is not None else "not read",
-                boots,
-                f"{'sent ' if result.sent else ''}{result.text}",
-            )
-        )
-    return format_table(("SERVER", "POWER", "PLAN", "REQUEST"), rows, shrinkable=(3,))
-
-
 command.add_command(scan_network, "scan")
 command.add_command(enroll, "enroll")
+command.add_command(power_command, "power")

@@ -1,24 +1,19 @@
-"""`gitboot plan`, `explain`, `render` and `boot-script`: show what servers boot, and why."""
+"""`gitboot plan`, `render` and `boot-script`: show what servers boot, or write their boot files."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
-from msgspec import structs
 
-from gitboot.cli.completion import complete_servers, complete_subjects
+from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluated_fleet import (
     PlannedFleet,
-    load_fleet,
     parse_selector,
     plan_fleet,
     print_finished_maintenances,
@@ -36,33 +31,26 @@ from gitboot.cli.options import (
     current_second,
     current_time,
     fleet_argument,
-    fleet_options,
     output_option,
     selector_option,
     shown_state_option,
     write_outputs,
 )
-from gitboot.cli.terminal import format_plan_source, format_table, format_time, wrap_on_terminal, wrap_text
+from gitboot.cli.terminal import format_plan_source, format_table, format_time, wrap_text
 from gitboot.controller.instance.state_directory import require_ledger
-from gitboot.errors import InvalidRepository, UsageError
-from gitboot.files import check_output_folder, convert_os_errors, is_directory, is_file, write_output_file
-from gitboot.git.history import SHALLOW_CLONE, Blame, open_blame
-from gitboot.git.snapshots import WORKTREE
+from gitboot.errors import UsageError
+from gitboot.files import check_output_folder, convert_os_errors, is_directory, is_file
 from gitboot.jsonio import format_document, format_instant, to_json_value
-from gitboot.problems import Code
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.tree_reader import read_state
 from gitboot.render.boot_files import render_fleet_files, render_server_files
 from gitboot.render.endpoint_files import PublishedServer, find_version
 from gitboot.render.page import build_summary
 from gitboot.render.paths import BOOT, Role
-from gitboot.resolve.decision_fields import Reason
-from gitboot.resolve.explanation import Explanation, explain
 from gitboot.resolve.install_attempts import install_progress
 from gitboot.resolve.plan_at_time import find_consumed_runs, find_missing_precondition
 from gitboot.resolve.server_decision import Decision
-from gitboot.resolve.server_plan import Cause
-from gitboot.standard_streams import style
+from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.text import format_count, format_names, format_suggestion, printable_lines, quote_words
 
 
@@ -149,82 +137,90 @@ def _write_plans(
     label_selector = parse_selector(selector)
     servers = sorted({fleet.find_decision(name).server for name in names}) or fleet.decisions.servers
     items: list[dict[str, Any]] = []
-    plans = {}
+    plans: list[BootPlan | None] = []
     for server in servers:
         metadata = fleet.repository.servers[server].metadata
         if label_selector is not None and not label_selector.matches(metadata.name, metadata.labels):
             continue
         decision, plan = fleet.plan_server(server)
-        plans[decision.server] = plan
-        files = render_server_files(fleet.decisions, decision, plan)
-        boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
-        consumed_runs = find_consumed_runs(decision, fleet.at, fleet.records.get(decision.uuid))
-        items.append(
-            {
-                **build_summary(
-                    decision, plan, boot_files, install_progress(fleet.records.get(decision.uuid), fleet.at)
-                ),
-                **({"preconditions": needs} if (needs := _list_preconditions(fleet, decision)) else {}),
-                "alreadyMade": {name: format_instant(run.at) for name, run in consumed_runs.items()},
-            }
-        )
+        plans.append(plan)
+        items.append(_build_plan_item(fleet, decision, plan))
     if not items and label_selector is not None:
         among = f" among {', '.join(names)}" if names else ""
         total = format_count(len(fleet.decisions.servers), "server")
         raise UsageError(f"no server{among} has the labels {selector}; the fleet has {total}")
-    text = partial(
-        format_table,
-        ("SERVER", "PHASE", "BOOTS", "METHOD", "SOURCE", "NEXT CHANGE"),
-        [
-            (
-                item["server"],
-                item["phase"] or "-",
-                item["image"] or "local disk" if item["phase"] else "no plan",
-                item["method"] or "-",
-                format_plan_source(item),
-                format_time(item["nextTransition"]) if item["nextTransition"] else "-",
-            )
-            for item in items
-        ],
-        optional=3,
-        below=[
-            "\n".join(filter(None, (line, *_format_preconditions(item))))
-            for item, line in zip(items, _format_installations(items), strict=True)
-        ],
-    )
     as_json = partial(format_document, revision=fleet.decisions.revision, items=items)
-    write_outputs(outputs, text=text if items else str, json=as_json, yaml=partial(_format_yaml, as_json))
+    write_outputs(outputs, text=partial(_format_plans, items), json=as_json, yaml=partial(_format_yaml, as_json))
     if not items:
         click.echo("the fleet has no servers", err=True)
     print_finished_maintenances({item["server"]: item["alreadyMade"] for item in items})
-    print_unknown_servers(plans.values(), state)
+    print_unknown_servers(plans, state)
+
+
+def _build_plan_item(fleet: PlannedFleet, decision: Decision, plan: BootPlan | None) -> dict[str, Any]:
+    """Return the plan of a server as an item of the JSON document."""
+    files = render_server_files(fleet.decisions, decision, plan)
+    boot_files = {path: file.sha256 for path, file in files.items() if path.startswith("boot/")}
+    record = fleet.records.get(decision.uuid)
+    item = {**build_summary(decision, plan, boot_files, install_progress(record, fleet.at))}
+    if preconditions := _list_preconditions(fleet, decision):
+        item["preconditions"] = preconditions
+    consumed_runs = find_consumed_runs(decision, fleet.at, record)
+    item["alreadyMade"] = {name: format_instant(run.at) for name, run in consumed_runs.items()}
+    return item
+
+
+def _format_plans(items: Sequence[dict[str, Any]]) -> str:
+    if not items:
+        return ""
+    rows: list[tuple[str, ...]] = []
+    notes: list[str] = []
+    for item in items:
+        boots = "no plan"
+        if item["phase"]:
+            boots = item["image"] or "local disk"
+        next_change = format_time(item["nextTransition"]) if item["nextTransition"] else "-"
+        source = format_plan_source(item)
+        rows.append((item["server"], item["phase"] or "-", boots, item["method"] or "-", source, next_change))
+        notes.append("\n".join(filter(None, (_format_installation(item), *_format_preconditions(item)))))
+    header = ("SERVER", "PHASE", "BOOTS", "METHOD", "SOURCE", "NEXT CHANGE")
+    return format_table(header, rows, optional=3, below=notes)
 
 
 def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: tuple[OutputOption, ...]) -> None:
     decision = fleet.find_decision(server)
-    record = fleet.records.get(decision.uuid)
     if until < fleet.at:
         raise UsageError(
             f"--until {format_instant(until)} is before the start of the timeline, {format_instant(fleet.at)}: see --at"
         )
-    items: list[dict[str, Any]] = []
+    items = list(_build_timeline_items(fleet, decision, until))
+    as_json = partial(format_document, server=server, items=items)
+    write_outputs(outputs, text=partial(_format_timeline, items), json=as_json, yaml=partial(_format_yaml, as_json))
+
+
+def _build_timeline_items(fleet: PlannedFleet, decision: Decision, until: datetime) -> Iterator[dict[str, Any]]:
+    """Yield the plan of a server at the fleet's time, and at each later transition up to ``until``."""
+    record = fleet.records.get(decision.uuid)
     instant: datetime | None = fleet.at
     while instant is not None and instant <= until:
-        found, progress = fleet.make_plan(decision, instant), install_progress(record, instant)
-        items.append(
-            {
-                "from": format_instant(instant),
-                "phase": found.phase if found else None,
-                "image": found.boot.image if found and found.boot else None,
-                "maintenance": found.maintenance if found else None,
-                "policy": found.policy if found else None,
-                "why": found.cause if found else "no policy selects the server, and no maintenance is active",
-                "installing": progress.facts() if progress is not None else None,
-            }
-        )
-        # No installation is shown, because the plan changes or no longer contains an installation.
-        ends = progress.until if progress is not None else None
-        instant = min(filter(None, (fleet.find_next_transition(decision, instant), ends)), default=None)
+        plan = fleet.make_plan(decision, instant)
+        progress = install_progress(record, instant)
+        yield {
+            "from": format_instant(instant),
+            "phase": plan.phase if plan else None,
+            "image": plan.boot.image if plan and plan.boot else None,
+            "maintenance": plan.maintenance if plan else None,
+            "policy": plan.policy if plan else None,
+            "why": plan.cause if plan else "no policy selects the server, and no maintenance is active",
+            "installing": progress.facts() if progress is not None else None,
+        }
+        # The end of the progress is a transition too: the next item shows the plan without the installation.
+        progress_ends = progress.until if progress is not None else None
+        next_transition = fleet.find_next_transition(decision, instant)
+        instant = min(filter(None, (next_transition, progress_ends)), default=None)
+
+
+def _format_timeline(items: Sequence[dict[str, Any]]) -> str:
     rows = [
         (
             format_time(item["from"]),
@@ -235,11 +231,8 @@ def _write_timeline(fleet: PlannedFleet, server: str, until: datetime, outputs: 
         )
         for item in items
     ]
-    text = partial(
-        format_table, ("FROM", "PHASE", "BOOTS", "SOURCE", "REASON"), rows, below=_format_installations(items)
-    )
-    as_json = partial(format_document, server=server, items=items)
-    write_outputs(outputs, text=text, json=as_json, yaml=partial(_format_yaml, as_json))
+    header = ("FROM", "PHASE", "BOOTS", "SOURCE", "REASON")
+    return format_table(header, rows, below=[_format_installation(item) for item in items])
 
 
 def _list_preconditions(fleet: PlannedFleet, decision: Decision) -> list[dict[str, Any]]:
@@ -249,35 +242,43 @@ def _list_preconditions(fleet: PlannedFleet, decision: Decision) -> list[dict[st
     """
     record = fleet.records.get(decision.uuid)
     return [
-        {"maintenance": each.name, "waits": find_missing_precondition(each, record), **to_json_value(each.before)}
-        for each in decision.maintenances
-        if each.before is not None and each.end is not None and fleet.at < each.end
+        {
+            "maintenance": maintenance.name,
+            "waits": find_missing_precondition(maintenance, record),
+            **to_json_value(maintenance.before),
+        }
+        for maintenance in decision.maintenances
+        if maintenance.before is not None and maintenance.end is not None and fleet.at < maintenance.end
     ]
 
 
 def _format_preconditions(item: Mapping[str, Any]) -> Iterator[str]:
-    for each in item.get("preconditions", ()):
-        if each["waits"] is Cause.WAITING_FOR_APPROVAL:
-            location = f"the file {each['approvalFile']}" if "approvalFile" in each else each["approvalURL"]
-            yield wrap_text(f"Maintenance/{each['maintenance']} needs this approval in {location}:", "    ")
-            yield f"    {each['maintenance']} {each['digest']}"
-        elif each["waits"] is Cause.WAITING_FOR_DRAIN:
-            yield wrap_text(
-                f"Maintenance/{each['maintenance']} is waiting for {each['drainURL']} to drain the server", "    "
+    """Yield the approvals and drains that a server still needs, with the line to add to the list of approvals."""
+    for precondition in item.get("preconditions", ()):
+        name = precondition["maintenance"]
+        if precondition["waits"] is Cause.WAITING_FOR_APPROVAL:
+            location = (
+                f"the file {precondition['approvalFile']}"
+                if "approvalFile" in precondition
+                else precondition["approvalURL"]
             )
+            yield wrap_text(f"Maintenance/{name} needs this approval in {location}:", "    ")
+            yield f"    {name} {precondition['digest']}"
+        elif precondition["waits"] is Cause.WAITING_FOR_DRAIN:
+            yield wrap_text(f"Maintenance/{name} is waiting for {precondition['drainURL']} to drain the server", "    ")
 
 
-def _format_yaml(json_text: Callable[[], str]) -> str:
+def _format_installation(item: Mapping[str, Any]) -> str:
+    return wrap_text(item["installing"]["message"], "    ") if item["installing"] else ""
+
+
+def _format_yaml(format_json: Callable[[], str]) -> str:
     """Convert JSON to YAML. If the YAML would not be printable, return the JSON, which is also valid YAML."""
     import yaml
 
-    text = json_text()
-    found = str(yaml.safe_dump(json.loads(text), sort_keys=True, allow_unicode=True, width=100))
-    return found if printable_lines(found) == found else text
-
-
-def _format_installations(items: list[dict[str, Any]]) -> list[str]:
-    return [wrap_text(item["installing"]["message"], "    ") if item["installing"] else "" for item in items]
+    json_text = format_json()
+    yaml_text = str(yaml.safe_dump(json.loads(json_text), sort_keys=True, allow_unicode=True, width=100))
+    return yaml_text if printable_lines(yaml_text) == yaml_text else json_text
 
 
 @click.command(
@@ -313,52 +314,62 @@ def boot_script_command(
     with curl, and read the comment in its second line.
     """
     if tree is None:
-        from gitboot.cli.instance_client import find_output_tree
-
-        if state is None:
-            raise UsageError(
-                "specify the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE"
-            )
-        if (tree := find_output_tree(state)) is None:
-            require_ledger(state)
-            raise UsageError(f"the ledger in {state} does not record an output tree; pass the tree with --tree")
+        tree = _find_output_tree(state)
     with convert_os_errors(tree, "read"):
-        found_server = read_state(tree, name)
-    if found_server is None:
+        published_server = read_state(tree, name)
+    if published_server is None:
         if not is_file(tree / MANIFEST):
             raise UsageError(
                 f"{tree} is not an output tree; pass the --out directory of `gitboot run` or `gitboot render`"
             )
-        servers = tree / "ops" / "servers"
-        hint = format_suggestion(
-            name, sorted(each.stem for each in servers.glob("*.json")), f"{servers} lists the servers"
-        )
+        folder = tree / "ops" / "servers"
+        names = sorted(file.stem for file in folder.glob("*.json"))
+        hint = format_suggestion(name, names, f"{folder} lists the servers")
         raise UsageError(f"there is no server {name!r} in {tree}; {hint}")
     with convert_os_errors(tree, "read"):
-        found = _list_boot_scripts(found_server, tree, at or current_time())
-    text = "\n".join(f"# served {each['served']}: {', '.join(each['paths'])}\n{each['script']}" for each in found)
-    write_outputs(outputs, text=partial(str, text), json=partial(format_document, items=found))
+        items = _build_script_items(published_server, tree, at or current_time())
+    write_outputs(outputs, text=partial(_format_scripts, items), json=partial(format_document, items=items))
 
 
-def _list_boot_scripts(state: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
+def _find_output_tree(state: Path | None) -> Path:
+    """Return the output tree of an instance. Raises `UsageError` if there is no instance or no output tree."""
+    from gitboot.cli.instance_client import find_output_tree
+
+    if state is None:
+        raise UsageError(
+            "specify the output tree with --tree, or its instance with --state or the variable GITBOOT_STATE"
+        )
+    tree = find_output_tree(state)
+    if tree is None:
+        require_ledger(state)
+        raise UsageError(f"the ledger in {state} does not record an output tree; pass the tree with --tree")
+    return tree
+
+
+def _build_script_items(server: PublishedServer, tree: Path, at: datetime) -> list[dict[str, Any]]:
     """Return each boot script, with its paths and the way in which an endpoint serves it.
 
     The scripts that machines load first come first.
     """
-    paths_by_content: dict[tuple[str, str], list[str]] = {}
-    for path, versions in sorted(state.paths.items(), key=lambda each: (each[0].count("/") < 2, each[0])):
-        version = find_version(versions, at)[0]
+    paths_by_script: dict[tuple[str, str], list[str]] = {}  # by the digest of the script, and how it is served
+    for path in sorted(server.paths, key=lambda path: (path.count("/") < 2, path)):
+        version = find_version(server.paths[path], at)[0]
         if version is not None and version.content is not None and version.role is Role.BOOT_SCRIPT:
-            how = "to every client"
+            served = "to every client"
             if version.writes is not None:
-                how = "once, to the machine" if version.writes.once else "to the machine, at each boot"
-            paths_by_content.setdefault((version.content, how), []).append(path.removeprefix(BOOT))
-    found = []
-    for (content, how), paths in paths_by_content.items():
-        text = state.contents.get(content)
-        text = text if text is not None else (tree / state.stored_paths[content]).read_text()
-        found.append({"paths": paths, "served": how, "script": text})
-    return found
+                served = "once, to the machine" if version.writes.once else "to the machine, at each boot"
+            paths_by_script.setdefault((version.content, served), []).append(path.removeprefix(BOOT))
+    items = []
+    for (digest, served), paths in paths_by_script.items():
+        script = server.contents.get(digest)
+        if script is None:
+            script = (tree / server.stored_paths[digest]).read_text()
+        items.append({"paths": paths, "served": served, "script": script})
+    return items
+
+
+def _format_scripts(items: Sequence[dict[str, Any]]) -> str:
+    return "\n".join(f"# served {item['served']}: {', '.join(item['paths'])}\n{item['script']}" for item in items)
 
 
 @click.command(
@@ -422,235 +433,9 @@ def _check_output_directory(out: Path, fleet: Path) -> None:
         return
     with convert_os_errors(out, "read"):
         is_fleet = (out / ".git").exists() or (is_directory(fleet) and out.samefile(fleet))
-        others = sorted({each.name for each in out.iterdir() if not each.name.startswith(".")} - {"boot", "ops"})
-    if is_fleet or (others and not (out / MANIFEST).exists()):
-        what = (
-            f"{out} is a fleet's work tree"
-            if is_fleet
-            else f"{out} contains files that gitboot did not write: {format_names(others, 3)}"
-        )
-        raise UsageError(
-            f"{what}; set --out to a new or empty directory, or to a directory that `gitboot render` wrote"
-        )
-
-
-_KINDS: Final = (
-    "Fleet",
-    "Server",
-    "BootImage",
-    "ImageStream",
-    "ImageSource",
-    "BootProfile",
-    "BootPolicy",
-    "Maintenance",
-    "Any",
-)
-
-
-@click.command(
-    cls=Command,
-    example="gitboot explain web01 kernelArguments",
-    exit_codes={
-        Exit.FINE: "gitboot printed the explanation",
-        Exit.INVALID: "the fleet has errors",
-        Exit.USAGE: "the server, kind, field or code does not exist",
-    },
-)
-@click.argument("subject", metavar="SERVER|KIND|CODE", required=False, shell_complete=complete_subjects)
-@click.argument("field", required=False)
-@click.option(
-    "--schemas",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Instead, write the JSON Schemas of all kinds into this directory, for use in editors.",
-)
-@fleet_options
-@at_option
-@records_option
-@shown_state_option
-@output_option("text", "json")
-@evaluator_command
-def explain_command(
-    subject: str | None,
-    field: str | None,
-    schemas: Path | None,
-    path: Path,
-    rev: str | None,
-    at: datetime | None,
-    records: str | None,
-    state: Path | None,
-    outputs: tuple[OutputOption, ...],
-) -> None:
-    """Explain a server's boot, a kind or a problem code.
-
-    With SERVER, gitboot shows the fields that documents set for the boot, with the rule that set the field, the source
-    location and the commit. FIELD shows one field, such as image, kernelArguments, nodeLabels or vars.console. FIELD
-    can be every field of the decision, even if it has its default. With --state, gitboot uses the accepted commit and
-    the records of an instance.
-
-    With KIND (Server, BootImage, Any and so on), gitboot lists the fields of the kind with their types and
-    descriptions. FIELD, such as bmc.tls, lists the fields below this field. -o json prints the JSON Schema. The schema
-    of Any accepts documents of every kind. An editor with yaml-language-server checks a document that begins with
-    `# yaml-language-server: $schema=FILE`.
-
-    With CODE, such as GB2011, gitboot explains what the problem means and how to fix it.
-    """
-    if schemas is not None or subject in _KINDS:
-        from gitboot.review.formats.json import build_schemas as build_schema_texts
-
-        texts = build_schema_texts()
-    if schemas is not None:
-        for name, text in texts.items():
-            write_output_file(schemas / name, [text.encode()], make_folders=True)
-        click.echo(f"{schemas}: {len(texts)} schemas", err=True)
-        return
-    if subject is None:
-        raise click.UsageError("Missing argument 'SERVER|KIND|CODE'.")
-    is_code = re.fullmatch(r"GB\d{4}", subject, re.IGNORECASE) is not None
-    if is_code and (subject.isupper() or not _has_server(path, rev, subject)):
-        code = next((each for each in Code if each.value == subject.upper()), None)
-        if code is None:
-            raise UsageError(f"there is no problem code {subject.upper()}; the first code is GB1001")
-        text = wrap_on_terminal(f"{code.value}: {code.headline}\n\n{code.why}\n\n{code.fix}\n", sys.stdout)
-        text = text.replace(code.value, style(code.value, bold=True), 1)
-        as_json = partial(format_document, code=code, headline=code.headline, why=code.why, hint=code.fix)
-        write_outputs(outputs, json=as_json, text=partial(str, text))
-        return
-    if subject in _KINDS:
-        schema_text = texts["any.json" if subject == "Any" else f"{subject}.json"]
-        write_outputs(outputs, json=partial(str, schema_text), text=partial(_format_fields, subject, field))
-        return
-
-    kind = next((each for each in _KINDS if each.lower() == subject.lower()), None)
-    fleet = plan_fleet(path, rev, at or current_second(), records, state, (subject,) if kind is None else ())
-    if kind is not None and subject not in fleet.decisions.servers:
-        raise UsageError(f"there is no server {subject!r}; `gitboot explain {kind}` lists the fields of {kind}")
-    decision, plan = fleet.plan_server(subject)
-    record = fleet.records.get(decision.uuid)
-    found = explain(fleet.repository, decision, plan, fleet.at, record, latest_clock=fleet.latest_clock)
-    if field is not None:
-        found = _filter_field(found, field)
-    blame = open_blame(*fleet.place)
-    write_outputs(outputs, json=partial(_format_json, found, blame), text=partial(_format_text, found, blame))
-    if blame is not None and blame.shallow:
-        click.echo(SHALLOW_CLONE, err=True)
-    print_missing_instance(records, state)
-
-
-def _has_server(path: Path, rev: str | None, name: str) -> bool:
-    """Return whether a fleet contains a server whose name could also be a problem code, such as gb2011."""
-    try:
-        return name in load_fleet(path, rev).servers
-    except (InvalidRepository, UsageError):
-        return False
-
-
-def _format_json(explanation: Explanation, blame: Blame | None) -> str:
-    def with_commits(reasons: tuple[Reason, ...]) -> list[dict[str, object]]:
-        return [{**to_json_value(each), "commit": _find_commit(each, blame)} for each in reasons]
-
-    reasons, others = with_commits(explanation.reasons), with_commits(explanation.others)
-    return format_document(**{**to_json_value(explanation), "reasons": reasons, "others": others})
-
-
-def _find_commit(reason: Reason, blame: Blame | None) -> dict[str, str | None] | None:
-    """Return the commit that last changed a field.
-
-    Return None if there is no source location or no Git repository, or if a shallow clone may lack the commit.
-    """
-    if blame is None or reason.path is None or reason.line is None:
-        return None
-
-    if (commit := blame.line(reason.path, reason.line)) is not None:
-        return {**to_json_value(commit)}
-    if blame.is_committed(reason.path, reason.line):
-        return None
-    return {"revision": WORKTREE, "author": None, "date": None, "subject": None}
-
-
-def _format_fields(kind: str, field: str | None) -> str:
-    from gitboot.model.json_schema import KINDS, list_schema_fields
-
-    known_kinds = {each.__name__: each for each in KINDS}
-    if kind == "Any":
-        return format_table(("KIND", "DESCRIPTION"), [(name, str(each.__doc__)) for name, each in known_kinds.items()])
-    fields = list(list_schema_fields(known_kinds[kind]))
-    path = f"spec.{_strip_items(field).removeprefix('spec.')}" if field not in (None, "spec") else "spec"
-    nested = [each for each in fields if f"{_strip_items(each.path)}.".startswith(f"{path}.")]
-    found = [each for each in nested if each.path.count(".") <= path.count(".") + 1]
-    if not found:
-        known = ", ".join(each.path.removeprefix("spec.") for each in fields if each.path.count(".") == 1)
-        raise UsageError(f"{kind} has no field {field!r}; its fields are {known}")
-    lines = [wrap_text(str(known_kinds[kind].__doc__), continuation=""), ""] if field is None else []
-    for each in found:
-        required = ", required" if each.is_required else ""
-        text = wrap_text(f"{each.path}  {each.type.replace('`', '')}{required}", continuation="      ")
-        lines += [text.replace(each.path, style(each.path, bold=True), 1), wrap_text(each.description, "    ")]
-    parents = {_strip_items(each.path).rpartition(".")[0] for each in nested}
-    deeper = [name for each in found if (name := _strip_items(each.path)) in parents and name != path]
-    if deeper:
-        names = [name.removeprefix("spec.") for name in deeper]
-        lines += [
-            "",
-            wrap_text(f"There are more fields in {', '.join(names)}. To see them, run:", continuation=""),
-            f"    gitboot explain {kind} {names[0]}",
-        ]
-    return "\n".join(lines)
-
-
-def _strip_items(path: str) -> str:
-    """Return the path of a field without ``[]`` and ``{}``, which mark the items of lists and of mappings."""
-    return path.replace("[]", "").replace("{}", "")
-
-
-def _filter_field(explanation: Explanation, field: str) -> Explanation:
-    explained = (*explanation.reasons, *explanation.others)
-    reasons = tuple(
-        each
-        for each in explained
-        if each.field == field or each.field.startswith((f"{field}[", f"{field}.", f"{field}{{"))
-    )
-    if not reasons:
-        known = ", ".join(_list_field_names(explained))
-        hint = f"to set the fleet's path, use --path {field}" if os.path.isdir(field) else f"its fields are {known}"
-        raise UsageError(f"{explanation.server} currently has no field {field!r}; {hint}")
-    rules = {each.rule for each in reasons}
-    if field.partition("[")[0] != "kernelArguments":
-        rules.discard("R7")  # rule R7 has rejected candidates only for kernel arguments
-    return structs.replace(
-        explanation, reasons=reasons, lost=tuple(each for each in explanation.lost if each.rule in rules), others=()
-    )
-
-
-def _list_field_names(reasons: Iterable[Reason]) -> list[str]:
-    """Return the names of the top-level fields, without keys and indexes."""
-    return list(dict.fromkeys(re.split(r"[.\[]", each.field, maxsplit=1)[0] for each in reasons))
-
-
-_WIDTH: Final = 40
-_COMMENT_COLOUR: Final = "bright_black"
-
-
-def _format_text(explanation: Explanation, blame: Blame | None) -> str:
-    rows, locations = [], []
-    for each in explanation.reasons:
-        value = each.value
-        if len(explanation.reasons) > 1 and len(value) > _WIDTH:  # `explain SERVER FIELD` shows the full value
-            value = f"{value[: _WIDTH - 13]}…{value[-12:]}"
-        rows.append((each.field, value, each.rule, each.why))
-        commit, commit_text = _find_commit(each, blame), ""
-        if commit is not None:
-            revision, author, date = (commit[key] or "" for key in ("revision", "author", "date"))
-            commit_text = f"{revision[:9]} {date[:10]} {author.partition(' <')[0]}"
-            commit_text = "not committed yet" if revision == WORKTREE else commit_text
-        place = wrap_text(f"{each.path}:{each.line}:{each.column}  {commit_text}", "    ") if each.path else ""
-        locations.append(style(place, fg=_COMMENT_COLOUR) if place else "")
-    text = format_table(("FIELD", "VALUE", "RULE", "REASON"), rows, below=locations)
-    rules = {each.rule for each in explanation.reasons}
-    if lost := [(each.candidate, each.rule, each.why) for each in explanation.lost if each.rule in rules]:
-        text = f"{text}\n\n{format_table(('NOT CHOSEN', 'RULE', 'REASON'), lost)}"
-    if names := [
-        each for each in _list_field_names(explanation.others) if each not in _list_field_names(explanation.reasons)
-    ]:
-        text = f"{text}\n\n" + wrap_text(f"Other fields: {', '.join(names)}")
-    return text
+        others = sorted({path.name for path in out.iterdir() if not path.name.startswith(".")} - {"boot", "ops"})
+    hint = "set --out to a new or empty directory, or to a directory that `gitboot render` wrote"
+    if is_fleet:
+        raise UsageError(f"{out} is a fleet's work tree; {hint}")
+    if others and not (out / MANIFEST).exists():
+        raise UsageError(f"{out} contains files that gitboot did not write: {format_names(others, 3)}; {hint}")
