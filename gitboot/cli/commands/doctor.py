@@ -18,7 +18,7 @@ from msgspec import Struct, structs
 from gitboot.artifacts.boot_loaders import HEAD, SIGNED_GRUBS, find_program_fault, supports_http
 from gitboot.artifacts.downloads import WebFetcher
 from gitboot.bmc.credentials import CredentialDirectory, get_credential_use
-from gitboot.cli.commands.serve import machines_tls_option
+from gitboot.cli.endpoint_settings import machines_tls_option
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (

@@ -15,16 +15,8 @@ from msgspec import structs
 
 from gitboot.child_processes import pause_garbage_collection, raise_open_file_limit, reap_orphans
 from gitboot.cli.commands.prepare_tree import format_prepare_command
-from gitboot.cli.commands.serve import (
-    AccessSettings,
-    access_options,
-    check_access_settings,
-    create_spool,
-    forward_spool,
-    print_new_event,
-    serve_endpoints,
-    take_access_settings,
-)
+from gitboot.cli.commands.serve import create_spool, forward_spool, print_new_event, serve_endpoints
+from gitboot.cli.endpoint_settings import AccessSettings, access_options, check_access_settings, take_access_settings
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     LIMIT_HELP,
