@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -36,9 +35,9 @@ from gitboot.artifacts.downloads import (
     mirror_files,
     prune_mirror,
 )
-from gitboot.artifacts.oci import OciReference, Registries, resolve
+from gitboot.artifacts.oci import OciReference, Registries, ResolvedImage, resolve
 from gitboot.artifacts.signatures import FileCheck, SignatureCheck, VendorKeys
-from gitboot.cli.commands.validate import FORMATS, format_problem_counts
+from gitboot.cli.commands.validate import FORMATS, add_path_prefix, format_problem_counts, format_problems
 from gitboot.cli.evaluated_fleet import evaluate_fleet, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command, get_results_cache
 from gitboot.cli.main import Exit, Group
@@ -57,6 +56,7 @@ from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.errors import AssetError, InvalidRepository, UsageError
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.jsonio import Digest, format_document, to_json_value
+from gitboot.model.boot_image import BootImage
 from gitboot.model.fields import to_yaml_value
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import Malformed, parse_base_url
@@ -137,70 +137,45 @@ def download(
     A file is complete as soon as it exists. If you stop the command and start it again, it continues. gitboot deletes
     files that no decision needs any more, but not the files in assets/.
     """
-    decided, found = load_artifacts(path, rev, sites)
+    decided, artifacts = load_artifacts(path, rev, sites)
     decisions = decided.decisions
     if Output.MIRROR not in decisions.outputs:
         raise UsageError(
             "`mirror` is missing from the Fleet's `outputs`, so machines fetch artifacts directly from their sources; "
             "add `mirror` to `outputs`"
         )
-    files = {get_mirror_path(each.file): each.file for each in found if each.file.source is not None}
-    fetchers = build_fetcher(decisions.base_url, None, open_registries(**registry_arguments))
-    refused = {}
+    files_by_path = {
+        get_mirror_path(artifact.file): artifact.file for artifact in artifacts if artifact.file.source is not None
+    }
+    fetcher = build_fetcher(decisions.base_url, None, open_registries(**registry_arguments))
+    results: list[MirroredArtifact] = []
     if image_keys is not None:
-        new = {file.sha256 for path, file in files.items() if file.sha256 is not None and not (out / path).is_file()}
-        refused = find_unsigned_files(decided.repository, image_keys, fetchers, new)
-    done = [
-        MirroredArtifact(
-            path=file_path, source=file.source or "", outcome=MirrorOutcome.FAILED, message=refused[file.sha256]
-        )
-        for file_path, file in files.items()
-        if file.sha256 in refused
-    ]
-    signed = [file for file in files.values() if file.sha256 not in refused]
-    with show_progress("artifacts", len(signed)) as advance:
+        results = _refuse_unsigned_files(decided.repository, image_keys, fetcher, files_by_path, out)
+    refused_paths = {result.path for result in results}
+    files_to_download = [file for file_path, file in files_by_path.items() if file_path not in refused_paths]
+    with show_progress("artifacts", len(files_to_download)) as advance:
 
-        def add_result(each: MirroredArtifact) -> None:
-            done.append(each)
+        def add_result(result: MirroredArtifact) -> None:
+            results.append(result)
             advance(1)
 
-        mirror_files(fetchers, signed, out, add_result, parallel=parallel)
-    done.sort(key=lambda each: each.path)
-    pruned = []
+        mirror_files(fetcher, files_to_download, out, add_result, parallel=parallel)
+    results.sort(key=lambda result: result.path)
+    pruned_paths = []
     if not sites:  # with --site, do not remove files, because gitboot does not know which artifacts other sites need
         try:
-            pruned = prune_mirror(out, set(files), current_time(), timedelta(days=keep_days))
+            pruned_paths = prune_mirror(out, set(files_by_path), current_time(), timedelta(days=keep_days))
         except OSError as error:
             raise AssetError(f"{error.filename}: {error.strerror}") from error
-    rows = [(str(each.outcome), each.path, each.source, each.message or "-") for each in done]
-    rows += [("pruned", path, "-", "-") for path in pruned]
+    rows = [(str(result.outcome), result.path, result.source, result.message or "-") for result in results]
+    rows += [("pruned", pruned_path, "-", "-") for pruned_path in pruned_paths]
     write_outputs(
         outputs,
-        json=partial(format_document, items=done, pruned=pruned),
+        json=partial(format_document, items=results, pruned=pruned_paths),
         text=partial(format_table, ("RESULT", "PATH", "SOURCE", "REASON"), rows) if rows else str,
     )
-    if any(each.outcome is MirrorOutcome.FAILED for each in done):
+    if any(result.outcome is MirrorOutcome.FAILED for result in results):
         sys.exit(Exit.PARTIAL)
-
-
-_UNSIGNED: Final = "the file has no signature"
-
-
-def find_unsigned_files(
-    fleet: FleetRepository, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
-) -> dict[Digest, str]:
-    """Return the digests of the files for which no image has a trusted signature, each with the reason."""
-    found: set[Digest] = set()
-    faults: dict[Digest, str] = {}
-    with TemporaryDirectory(prefix="gitboot-") as scratch:
-        check = SignatureCheck(fetcher, VendorKeys(image_keys, Path(scratch)), fleet.fleet.spec.base_url)
-        for _, image in sorted(fleet.images.items()):
-            for each in check.files(image, digests):
-                if each.signer is not None:
-                    found.add(each.sha256)
-                else:
-                    faults[each.sha256] = f"the file is {each.fault}" if each.fault is not None else _UNSIGNED
-    return {digest: faults.get(digest, _UNSIGNED) for digest in digests if digest not in found}
 
 
 def load_artifacts(
@@ -226,11 +201,49 @@ def build_fetcher(base_url: str, assets: Path | None, registries: Registries) ->
 
     The fetcher uses the proxy settings in the environment (HTTPS_PROXY, HTTP_PROXY, NO_PROXY), as Git does.
     """
-    web, base = WebFetcher(uses_proxies=True), f"{base_url}/assets/"
+    web = WebFetcher(uses_proxies=True)
     fetchers: dict[str, Fetcher] = {"http://": web, "https://": web, "oci://": RegistryFetcher(registries)}
     if assets is not None:
-        fetchers[base] = FolderFetcher(assets, base)
+        assets_url = f"{base_url}/assets/"
+        fetchers[assets_url] = FolderFetcher(assets, assets_url)
     return PrefixFetcher(fetchers)
+
+
+def _refuse_unsigned_files(
+    fleet: FleetRepository, image_keys: Path, fetcher: Fetcher, files_by_path: Mapping[str, BootFile], out: Path
+) -> list[MirroredArtifact]:
+    """Return a failed result for each file that is not in ``out`` yet and has no trusted signature."""
+    new_digests = {
+        file.sha256 for path, file in files_by_path.items() if file.sha256 is not None and not (out / path).is_file()
+    }
+    reasons = _find_unsigned_files(fleet, image_keys, fetcher, new_digests)
+    return [
+        MirroredArtifact(
+            path=path, source=file.source or "", outcome=MirrorOutcome.FAILED, message=reasons[file.sha256]
+        )
+        for path, file in files_by_path.items()
+        if file.sha256 in reasons
+    ]
+
+
+_UNSIGNED: Final = "the file has no signature"
+
+
+def _find_unsigned_files(
+    fleet: FleetRepository, image_keys: Path, fetcher: Fetcher, digests: Collection[Digest]
+) -> dict[Digest, str]:
+    """Return the digests of the files for which no image has a trusted signature, each with the reason."""
+    signed: set[Digest] = set()
+    faults: dict[Digest, str] = {}
+    with TemporaryDirectory(prefix="gitboot-") as scratch:
+        signature_check = SignatureCheck(fetcher, VendorKeys(image_keys, Path(scratch)), fleet.fleet.spec.base_url)
+        for _, image in sorted(fleet.images.items()):
+            for file in signature_check.files(image, digests):
+                if file.signer is not None:
+                    signed.add(file.sha256)
+                else:
+                    faults[file.sha256] = f"the file is {file.fault}" if file.fault is not None else _UNSIGNED
+    return {digest: faults.get(digest, _UNSIGNED) for digest in digests if digest not in signed}
 
 
 @command.command(
@@ -285,34 +298,26 @@ def signatures(
     signed.
     """
     fleet = load_fleet(path, rev)
-    signed = find_signed_images(fleet)
-    before, signed_before = {}, frozenset[str]()
-    if since is not None:
-        with suppress(InvalidRepository):  # check all images if the earlier commit is invalid
-            earlier = load_fleet(path, since)
-            before, signed_before = dict(earlier.images), find_signed_images(earlier)
-    images = [
-        image
-        for name, image in sorted(fleet.images.items())
-        if before.get(name) != image or name in signed - signed_before
-    ]
+    images_to_sign = find_signed_images(fleet)
+    images = _select_images(path, fleet, images_to_sign, since)
     base_url = fleet.fleet.spec.base_url
-    fetchers = build_fetcher(base_url, assets, open_registries(**registry_arguments))
+    fetcher = build_fetcher(base_url, assets, open_registries(**registry_arguments))
     problems: list[Problem] = []
-    files: list[CheckedFile] = []
+    checked_files: list[_CheckedFile] = []
     total = sum(1 for image in images for artifacts in image.spec.architectures.values() for _ in artifacts.files())
     with TemporaryDirectory(prefix="gitboot-") as scratch, show_progress("files", total) as advance:
-        check = SignatureCheck(fetchers, VendorKeys(image_keys, Path(scratch)), base_url)
+        signature_check = SignatureCheck(fetcher, VendorKeys(image_keys, Path(scratch)), base_url)
         for image in images:
             name = image.metadata.name
-            for each in check.files(image):
+            for file in signature_check.files(image):
                 advance(1)
-                files.append(CheckedFile(image=name, file=each))
-                problems += _find_file_problems(fleet, name, each, is_required=required or name in signed)
+                checked_files.append(_CheckedFile(image=name, file=file))
+                problems += _find_file_problems(fleet, name, file, is_required=required or name in images_to_sign)
     problems.sort()
-    writers = {name: partial(write, problems, format_path_prefix(path)) for name, write in FORMATS.items()}
-    writers["text"] = partial(_format_checked_files, files, writers["text"])
-    writers["json"] = partial(_format_checked_files_json, files, writers["json"])
+    prefix = format_path_prefix(path)
+    writers = {format: partial(format_problems, problems, prefix) for format, format_problems in FORMATS.items()}
+    writers["text"] = partial(_format_checked_files, checked_files, problems, prefix)
+    writers["json"] = partial(_format_checked_files_json, checked_files, problems, prefix)
     write_outputs(outputs, **writers)
     if any(output.format == "text" for output in outputs):
         click.echo(f"{path}: {format_count(len(images), 'image')}, {format_problem_counts(problems)}", err=True)
@@ -320,26 +325,51 @@ def signatures(
         sys.exit(Exit.INVALID)
 
 
-class CheckedFile(NamedTuple):
-    image: str
+def _select_images(
+    path: Path, fleet: FleetRepository, images_to_sign: frozenset[str], since: str | None
+) -> list[BootImage]:
+    """Return the images that are new, changed or newly required to be signed since a revision, sorted by name.
+
+    Return all images if ``since`` is None.
+    """
+    images_before: Mapping[str, BootImage] = {}
+    signed_before: frozenset[str] = frozenset()
+    if since is not None:
+        with suppress(InvalidRepository):  # check all images if the earlier commit is invalid
+            fleet_before = load_fleet(path, since)
+            images_before = fleet_before.images
+            signed_before = find_signed_images(fleet_before)
+    newly_signed = images_to_sign - signed_before
+    return [
+        image
+        for name, image in sorted(fleet.images.items())
+        if images_before.get(name) != image or name in newly_signed
+    ]
+
+
+class _CheckedFile(NamedTuple):
+    image: str  # the name of the BootImage
     file: FileCheck
 
-    @property
-    def field(self) -> str:
-        """The path of the field for this file, relative to spec.architectures."""
-        return ".".join(map(str, self.file.at[2:]))
+
+def _format_field(file: FileCheck) -> str:
+    """Return the path of the field for a file, relative to spec.architectures."""
+    return ".".join(map(str, file.at[2:]))
 
 
 def _find_file_problems(fleet: FleetRepository, name: str, file: FileCheck, *, is_required: bool) -> Iterator[Problem]:
-    image, field = Id("BootImage", name), ".".join(map(str, file.at[2:]))
+    """Yield at most one problem: a false claim, or else a missing or invalid signature."""
+    image = Id("BootImage", name)
+    field = _format_field(file)
     if file.false_claim is not None:
-        message, at = f"{field} of {image}: {file.false_claim}", (*file.at, "provenance")
-        yield fleet.build_problem(Code.FALSE_PROVENANCE, message, image, *at, "key", hint=Code.FALSE_PROVENANCE.hint)
+        message = f"{field} of {image}: {file.false_claim}"
+        at = (*file.at, "provenance", "key")
+        yield fleet.build_problem(Code.FALSE_PROVENANCE, message, image, *at, hint=Code.FALSE_PROVENANCE.hint)
     elif file.signer is None:
-        found = f"is {file.fault}" if file.fault is not None else "has no signature"
+        fault = f"is {file.fault}" if file.fault is not None else "has no signature"
         yield fleet.build_problem(
             Code.NOT_VOUCHED_FOR,
-            f"{field} of {image} {found}",
+            f"{field} of {image} {fault}",
             image,
             *file.at,
             hint=Code.NOT_VOUCHED_FOR.hint,
@@ -347,33 +377,39 @@ def _find_file_problems(fleet: FleetRepository, name: str, file: FileCheck, *, i
         )
 
 
-def _format_checked_files(files: Collection[CheckedFile], format_problems: Callable[[], str]) -> str:
-    rows, keys = [], []
-    for each in files:
-        claim, signer = each.file.claim, each.file.signer
-        rows.append((each.image, each.field, claim.digest if claim else "not stated", signer.name if signer else "-"))
-        keys.append(f"    key {printable(signer.key)}" if signer is not None else "")
-    parts = [format_table(("IMAGE", "FILE", "CLAIM", "SIGNED BY"), rows, below=keys)] if rows else []
-    parts += [text] if (text := format_problems()) else []
+def _format_checked_files(checked_files: Collection[_CheckedFile], problems: Sequence[Problem], prefix: str) -> str:
+    rows: list[tuple[str, str, str, str]] = []
+    keys: list[str] = []
+    for image, file in checked_files:
+        claim = file.claim.digest if file.claim is not None else "not stated"
+        signer = file.signer.name if file.signer is not None else "-"
+        rows.append((image, _format_field(file), claim, signer))
+        keys.append(f"    key {printable(file.signer.key)}" if file.signer is not None else "")
+    parts = []
+    if rows:
+        parts.append(format_table(("IMAGE", "FILE", "CLAIM", "SIGNED BY"), rows, below=keys))
+    if problems:
+        parts.append(format_problems(problems, prefix))
     return "\n\n".join(parts)
 
 
-def _format_checked_files_json(files: Collection[CheckedFile], format_problems: Callable[[], str]) -> str:
+def _format_checked_files_json(
+    checked_files: Collection[_CheckedFile], problems: Sequence[Problem], prefix: str
+) -> str:
     """Return the problems as JSON, with a list of the checked files."""
-    checked = [
+    files = [
         {
-            "image": each.image,
-            "field": each.field,
-            "url": each.file.url,
-            "sha256": each.file.sha256,
-            "claim": to_yaml_value(each.file.claim) if each.file.claim is not None else None,
-            "signer": each.file.signer._asdict() if each.file.signer is not None else None,
-            "fault": each.file.fault,
+            "image": image,
+            "field": _format_field(file),
+            "url": file.url,
+            "sha256": file.sha256,
+            "claim": to_yaml_value(file.claim) if file.claim is not None else None,
+            "signer": file.signer._asdict() if file.signer is not None else None,
+            "fault": file.fault,
         }
-        for each in files
+        for image, file in checked_files
     ]
-    document = json.loads(format_problems())
-    return format_document(**{name: value for name, value in document.items() if name == "items"}, files=checked)
+    return format_document(items=add_path_prefix(problems, prefix), files=files)
 
 
 @command.command(
@@ -433,13 +469,13 @@ def loaders(
     except Malformed as error:
         raise UsageError(f"--base-url {base_url}: {error.message}; {error.hint}") from None
 
-    def print_loader(placed: PlacedLoader) -> None:
-        colour = {PlacementOutcome.PLACED: "green", PlacementOutcome.MISSING: "yellow"}.get(placed.outcome)
-        outcome = style(f"{placed.outcome:<9}", fg=colour)
-        click.echo(f"{outcome}  {placed.path:<27}  {placed.message}")
+    def print_loader(loader: PlacedLoader) -> None:
+        colour = {PlacementOutcome.PLACED: "green", PlacementOutcome.MISSING: "yellow"}.get(loader.outcome)
+        outcome = style(f"{loader.outcome:<9}", fg=colour)
+        click.echo(f"{outcome}  {loader.path:<27}  {loader.message}")
 
-    placed = place_loaders(out, tftp, url, print_loader, systems=systems)
-    if all(each.outcome is PlacementOutcome.MISSING for each in placed):
+    placed_loaders = place_loaders(out, tftp, url, print_loader, systems=systems)
+    if all(loader.outcome is PlacementOutcome.MISSING for loader in placed_loaders):
         sys.exit(Exit.PARTIAL)
 
 
@@ -480,9 +516,7 @@ def resolve_image(
     format, the media types of the layers mark the kernel, the initrd, the squashfs, the UKI or the ISO. gitboot only
     reads from the registry. The address of the image is oci://HOST/NAME:TAG.
     """
-    import yaml
-
-    found = resolve(
+    resolved_image = resolve(
         OciReference.parse(image),
         open_registries(**registry_arguments),
         cname=cname,
@@ -490,12 +524,16 @@ def resolve_image(
     )
     write_outputs(
         outputs,
-        json=partial(format_document, image=str(found.image), architectures=found.architectures),
-        yaml=partial(
-            str,
-            f"# {found.image}\n{yaml.safe_dump({'architectures': found.architectures}, sort_keys=False, width=1000)}",
-        ),
+        json=partial(format_document, image=str(resolved_image.image), architectures=resolved_image.architectures),
+        yaml=partial(_format_image_spec, resolved_image),
     )
+
+
+def _format_image_spec(resolved_image: ResolvedImage) -> str:
+    import yaml
+
+    spec = yaml.safe_dump({"architectures": resolved_image.architectures}, sort_keys=False, width=1000)
+    return f"# {resolved_image.image}\n{spec}"
 
 
 @command.command(
@@ -549,38 +587,31 @@ def verify(
     if its server reports a change. For files that firmware fetches, gitboot also checks that firmware accepts the
     content type and the size. If you stop the command and start it again, it continues.
     """
-    decided, found = load_artifacts(path, rev, sites)
-    found = group_by_source(found) if sources else found
-    client = open_registries(**registry_arguments)
-    fetchers, results = build_fetcher(decided.decisions.base_url, assets, client), ReadResults(get_results_cache())
-    sightings = check_needed_artifacts(fetchers, found, results, read=not head, parallel=parallel)
-    items = [
-        {
-            **{name: value for name, value in to_json_value(each).items() if name != "file"},
-            **to_json_value(each.file),
-            **to_json_value(sightings[each.file]),
-            "unbootable": _find_boot_fault(each, sightings[each.file]),
-        }
-        for each in found
-    ]
-    write_outputs(outputs, json=partial(format_document, items=items), text=partial(_format_text, found, sightings))
-    if any(_find_boot_fault(each, sightings[each.file]) is not None for each in found):
+    decided, artifacts = load_artifacts(path, rev, sites)
+    if sources:
+        artifacts = group_by_source(artifacts)
+    fetcher = build_fetcher(decided.decisions.base_url, assets, open_registries(**registry_arguments))
+    checked = _check_artifacts(fetcher, artifacts, read=not head, parallel=parallel)
+    write_outputs(
+        outputs,
+        json=partial(format_document, items=[_build_item(each) for each in checked]),
+        text=partial(_format_text, checked),
+    )
+    if any(each.boot_fault is not None for each in checked):
         sys.exit(Exit.PARTIAL)
-    sys.exit(Exit.FINE if all(each.is_there for each in sightings.values()) else Exit.SOURCE)
+    sys.exit(Exit.FINE if all(each.sighting.is_there for each in checked) else Exit.SOURCE)
 
 
-def check_needed_artifacts(
-    fetchers: PrefixFetcher,
-    artifacts: Collection[NeededArtifact],
-    results: ReadResults,
-    *,
-    read: bool,
-    parallel: int,
-) -> dict[BootFile, Sighting]:
-    """Return the state of each artifact.
+class _CheckedArtifact(NamedTuple):
+    artifact: NeededArtifact
+    sighting: Sighting
+    boot_fault: str | None  # why machines cannot boot the artifact; None: gitboot found no reason
 
-    The function adds new results to ``results``, even if the command ends early.
-    """
+
+def _check_artifacts(
+    fetcher: PrefixFetcher, artifacts: Collection[NeededArtifact], *, read: bool, parallel: int
+) -> list[_CheckedArtifact]:
+    """Check whether each artifact is available and can boot. Cache the results, even if the command ends early."""
     sightings: dict[BootFile, Sighting] = {}
     with show_progress("artifacts", len(artifacts)) as advance:
 
@@ -588,33 +619,52 @@ def check_needed_artifacts(
             sightings[file] = sighting
             advance(1)
 
-        check_artifacts(
-            fetchers, [each.file for each in artifacts], results, add_sighting, read=read, parallel=parallel
-        )
-    return sightings
+        files = [artifact.file for artifact in artifacts]
+        results = ReadResults(get_results_cache())
+        check_artifacts(fetcher, files, results, add_sighting, read=read, parallel=parallel)
+    checked = []
+    for artifact in artifacts:
+        sighting = sightings[artifact.file]
+        boot_fault = None
+        if sighting.is_absent:
+            boot_fault = sighting.message
+        elif artifact.by_firmware and sighting.is_there:
+            boot_fault = find_firmware_obstacle(sighting.head)
+        checked.append(_CheckedArtifact(artifact, sighting, boot_fault))
+    return checked
 
 
-def _find_boot_fault(artifact: NeededArtifact, sighting: Sighting) -> str | None:
-    """Return the reason why machines cannot boot the artifact, or None if gitboot found no reason."""
-    if sighting.is_absent:
-        return sighting.message
-    return find_firmware_obstacle(sighting.head) if artifact.by_firmware and sighting.is_there else None
+def _build_item(checked: _CheckedArtifact) -> dict[str, object]:
+    """Return a checked artifact as an item of the JSON document."""
+    facts = to_json_value(checked.artifact)
+    del facts["file"]
+    return {
+        **facts,
+        **to_json_value(checked.artifact.file),
+        **to_json_value(checked.sighting),
+        "unbootable": checked.boot_fault,
+    }
 
 
-def _format_text(artifacts: Collection[NeededArtifact], sightings: Mapping[BootFile, Sighting]) -> str:
-    rows, lines = [], []
-    for each in artifacts:
-        sighting = sightings[each.file]
-        unbootable = _find_boot_fault(each, sighting)
-        if unbootable is not None or not sighting.is_there:
-            word = style(str(sighting.presence), fg="yellow" if unbootable is None else "red")
-            rows.append((word, ", ".join(each.images), str(each.servers), each.file.url))
-            lines.append(wrap_text(f"{each.file.url}: {unbootable or sighting.message}"))
+def _format_text(checked_artifacts: Collection[_CheckedArtifact]) -> str:
+    if not checked_artifacts:
+        return "the fleet has no artifacts"
+    rows: list[tuple[str, str, str, str]] = []
+    faults: list[str] = []
+    sightings_by_site: dict[str, list[Sighting]] = {}
+    for artifact, sighting, boot_fault in checked_artifacts:
+        if boot_fault is not None or not sighting.is_there:
+            url = artifact.file.url
+            result = style(str(sighting.presence), fg="yellow" if boot_fault is None else "red")
+            rows.append((result, ", ".join(artifact.images), str(artifact.servers), url))
+            faults.append(wrap_text(f"{url}: {boot_fault or sighting.message}"))
+        for site in artifact.sites:
+            sightings_by_site.setdefault(site, []).append(sighting)
+    lines = []
     if rows:
-        lines = [format_table(("RESULT", "IMAGES", "SERVERS", "URL"), rows), "", *lines, ""]
-    for site in sorted({site for each in artifacts for site in each.sites}):
-        here = [sightings[each.file] for each in artifacts if site in each.sites]
-        counts = Counter(str(sighting.presence).lower() for sighting in here)
-        numbers = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
-        lines.append(f"{site or 'the fleet'}: {format_count(len(here), 'artifact')}: {numbers}")
-    return "\n".join(lines if artifacts else ["the fleet has no artifacts"])
+        lines = [format_table(("RESULT", "IMAGES", "SERVERS", "URL"), rows), "", *faults, ""]
+    for site, sightings in sorted(sightings_by_site.items()):
+        counts = Counter(str(sighting.presence).lower() for sighting in sightings)
+        numbers = ", ".join(f"{number} {presence}" for presence, number in sorted(counts.items()))
+        lines.append(f"{site or 'the fleet'}: {format_count(len(sightings), 'artifact')}: {numbers}")
+    return "\n".join(lines)

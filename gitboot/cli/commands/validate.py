@@ -207,8 +207,14 @@ def format_problems(problems: Sequence[Problem], prefix: str) -> str:
     return "\n".join(lines)
 
 
+def add_path_prefix(problems: Sequence[Problem], prefix: str) -> list[Problem]:
+    """Return problems whose paths begin with ``prefix``."""
+    return [structs.replace(problem, path=f"{prefix}{problem.path}") for problem in problems]
+
+
 def format_json(problems: Sequence[Problem], prefix: str) -> str:
-    return format_document(items=[structs.replace(problem, path=f"{prefix}{problem.path}") for problem in problems])
+    """Format problems as the items of a JSON document."""
+    return format_document(items=add_path_prefix(problems, prefix))
 
 
 def _use_relative_paths(
@@ -219,7 +225,7 @@ def _use_relative_paths(
     def write_relative(problems: Sequence[Problem], prefix: str) -> str:
         folder = os.path.relpath(prefix or ".")
         root = "" if folder == "." or folder.split(os.sep)[0] == ".." else f"{folder}/"
-        return write([structs.replace(problem, path=f"{root}{problem.path}") for problem in problems])
+        return write(add_path_prefix(problems, root))
 
     return write_relative
 
