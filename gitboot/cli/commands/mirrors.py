@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from datetime import UTC, datetime
 from functools import partial
@@ -33,7 +33,7 @@ from gitboot.text import format_age, format_count
 
 if TYPE_CHECKING:
     from gitboot.publish.mirror_comparison import FolderMirror, MirrorReport, WebMirror
-    from gitboot.publish.mirror_repair import MirrorStore
+    from gitboot.publish.mirror_repair import MirrorStore, RepairReport
 
 
 @click.command(
@@ -135,26 +135,8 @@ def command(
     To find such files, pass the folder of the mirror. If an instance publishes during the comparison, gitboot compares
     again.
     """
-    # Imported here, because `gitboot read-access-logs` does not need these modules.
-    from gitboot.publish.mirror_comparison import (
-        FolderMirror,
-        MirrorFault,
-        WebMirror,
-        compare_mirror,
-        read_expected_files,
-    )
-    from gitboot.publish.mirror_repair import render_mirror_files
-    from gitboot.publish.signed_list_check import build_list_details, compare_with_list
-
     if program_folder is not None:
-        if source is None or not keys:
-            raise UsageError(
-                "--write-program needs --from, the source of the copy, and --key, the key that the mirror trusts"
-            )
-        digits = "".join(f"{key.hex()}\n" for each in keys for key in _parse_public_keys(each))
-        for name, content in render_mirror_files(source, mirror, digits).items():
-            write_output_file(program_folder / name, [content], make_folders=True)
-            click.echo(f"wrote {program_folder / name}")
+        _write_mirror_program(program_folder, mirror, source, keys)
         return
     if source is not None:
         raise UsageError("--from is only for --write-program: add --write-program, or remove --from")
@@ -167,9 +149,13 @@ def command(
     if repaired:
         _repair_mirror(mirror, tree, repaired, parallel, outputs)
         return
-    public_keys = [key for each in keys for key in _parse_public_keys(each)]
+    # Imported here, because `gitboot read-access-logs` does not need these modules.
+    from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault, WebMirror
+    from gitboot.publish.signed_list_check import build_list_details
+
+    public_keys = _parse_public_keys(keys)
     reader: FolderMirror | WebMirror
-    if "://" in mirror and not mirror.startswith("file://"):
+    if _is_web_url(mirror):
         reader = WebMirror(
             mirror, ca_bundle, parallel=parallel, reads_machine_files=read_entries, nonce=secrets.token_hex(8)
         )
@@ -177,26 +163,57 @@ def command(
         reader = FolderMirror(_resolve_folder(mirror), tree)
     now = current_time()
     list_facts: dict[str, Any] = {}
-    with show_growing_progress("files") as (set_total, advance):
-        if tree is None:
-            report = compare_with_list(
-                reader, public_keys, now, parallel=parallel, on_start=set_total, on_progress=advance
-            )
-            signed_list = build_list_details(report.signed_list, now) if report.signed_list is not None else None
-            list_facts = {"list": signed_list, "hidden": report.hidden_files, "turning": list(report.in_transition)}
-        else:
-            read_files = partial(read_expected_files, tree, as_target=as_target)
-            report = compare_mirror(read_files, reader, parallel=parallel, on_start=set_total, on_progress=advance)
-            if (tree / BOOT / SIGNED / TIMESTAMP).exists():
-                report = structs.replace(report, findings=(*reader.check_list_caching(), *report.findings))
-    found = report.findings
+    if tree is None:
+        report = _compare_with_list(reader, public_keys, now, parallel)
+        signed_list = build_list_details(report.signed_list, now) if report.signed_list is not None else None
+        list_facts = {"list": signed_list, "hidden": report.hidden_files, "turning": list(report.in_transition)}
+    else:
+        report = _compare_with_tree(reader, tree, parallel, as_target=as_target)
+    findings = report.findings
     write_outputs(
         outputs,
-        json=partial(format_document, files=report.files, items=found, unchecked=report.unread, **list_facts),
+        json=partial(format_document, files=report.files, items=findings, unchecked=report.unread, **list_facts),
         text=partial(_format_text, report, now),
     )
-    if found:
-        sys.exit(Exit.SOURCE if all(each.fault is MirrorFault.UNKNOWN for each in found) else Exit.PARTIAL)
+    if findings:
+        is_unknown = all(finding.fault is MirrorFault.UNKNOWN for finding in findings)
+        sys.exit(Exit.SOURCE if is_unknown else Exit.PARTIAL)
+
+
+def _write_mirror_program(folder: Path, mirror: str, source: str | None, keys: Sequence[str]) -> None:
+    """Write the program that copies the boot files from ``source`` to ``mirror`` on a host without gitboot."""
+    from gitboot.publish.mirror_repair import render_mirror_files
+
+    if source is None or not keys:
+        raise UsageError(
+            "--write-program needs --from, the source of the copy, and --key, the key that the mirror trusts"
+        )
+    digits = "".join(f"{key.hex()}\n" for key in _parse_public_keys(keys))
+    for name, content in render_mirror_files(source, mirror, digits).items():
+        write_output_file(folder / name, [content], make_folders=True)
+        click.echo(f"wrote {folder / name}")
+
+
+def _compare_with_list(
+    reader: FolderMirror | WebMirror, public_keys: Sequence[bytes], now: datetime, parallel: int
+) -> MirrorReport:
+    """Compare a mirror with the list of files in the mirror."""
+    from gitboot.publish.signed_list_check import compare_with_list
+
+    with show_growing_progress("files") as (set_total, advance):
+        return compare_with_list(reader, public_keys, now, parallel=parallel, on_start=set_total, on_progress=advance)
+
+
+def _compare_with_tree(reader: FolderMirror | WebMirror, tree: Path, parallel: int, *, as_target: bool) -> MirrorReport:
+    """Compare a mirror with an output tree. If the tree has a list, also check how the mirror caches the list."""
+    from gitboot.publish.mirror_comparison import compare_mirror, read_expected_files
+
+    read_files = partial(read_expected_files, tree, as_target=as_target)
+    with show_growing_progress("files") as (set_total, advance):
+        report = compare_mirror(read_files, reader, parallel=parallel, on_start=set_total, on_progress=advance)
+        if (tree / BOOT / SIGNED / TIMESTAMP).exists():
+            return structs.replace(report, findings=(*reader.check_list_caching(), *report.findings))
+    return report
 
 
 def _repair_mirror(
@@ -215,24 +232,30 @@ def _repair_mirror(
         report = repair(
             store, tree, paths, partial(datetime.now, UTC), parallel=parallel, on_start=set_total, on_progress=advance
         )
-    rows = [(str(each.action), f"/{each.path}") for each in report.repairs]
-    rows += [(style("Left", fg="red"), f"/{path}") for path in report.extra_paths]
-    total = f"{format_count(report.files, 'file')}: {len(report.repairs)} repaired"
-    if report.extra_paths:
-        total += f", {format_count(len(report.extra_paths), 'extra file')} left on the mirror (not in the output tree)"
     write_outputs(
         outputs,
         json=partial(format_document, files=report.files, repairs=report.repairs, left=report.extra_paths),
-        text=partial("\n".join, (*([format_table(("ACTION", "PATH"), rows), ""] if rows else []), total)),
+        text=partial(_format_repairs, report),
     )
     if report.extra_paths:
         sys.exit(Exit.PARTIAL)
+
+
+def _format_repairs(report: RepairReport) -> str:
+    rows = [(str(repair.action), f"/{repair.path}") for repair in report.repairs]
+    rows += [(style("Left", fg="red"), f"/{path}") for path in report.extra_paths]
+    lines = [format_table(("ACTION", "PATH"), rows), ""] if rows else []
+    total = f"{format_count(report.files, 'file')}: {len(report.repairs)} repaired"
+    if report.extra_paths:
+        total += f", {format_count(len(report.extra_paths), 'extra file')} left on the mirror (not in the output tree)"
+    return "\n".join([*lines, total])
 
 
 _STORE_SCHEMES: Final = ("rsync://", "s3://", "ssh://")  # URL schemes of targets that are not folders on this machine
 
 
 def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
+    """Open the store of a mirror for writing. The stack closes the store. Raises `UsageError` for a web server."""
     from gitboot.publish.mirror_repair import BucketStore, FolderStore, MirrorStore
 
     if mirror.startswith(_STORE_SCHEMES):
@@ -240,22 +263,24 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
         from gitboot.publish.targets.folder import RsyncStore
         from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
 
-        address, key = parse_target(mirror), None
+        address = parse_target(mirror)
         assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme
-        if (credentials := address.credentials) is not None:
-            found = read_credentials(credentials.parent, credentials.name)
-            key = found.username, found.password
+        key = None
+        if address.credentials is not None:
+            credentials = read_credentials(address.credentials.parent, address.credentials.name)
+            key = credentials.username, credentials.password
         if isinstance(address, BucketAddress):
             from gitboot.publish.targets.s3 import Bucket  # imported here, because obstore is an optional dependency
 
             return BucketStore(address.name, Bucket(address, key))
         return MirrorStore(address.name, RsyncStore(address, Path(stack.enter_context(TemporaryDirectory())), key))
-    if "://" in mirror and not mirror.startswith("file://"):
+    if _is_web_url(mirror):
         raise UsageError(
             f"{mirror} cannot be repaired over HTTP: pass the folder or the target (s3://…, ssh://…, rsync://…) that "
             "the web server serves"
         )
-    if (folder := _resolve_folder(mirror)).resolve() == (tree / BOOT).resolve():
+    folder = _resolve_folder(mirror)
+    if folder.resolve() == (tree / BOOT).resolve():
         raise UsageError(
             f"{folder} belongs to the output tree, which only the instance may change: choose a copy of the tree"
         )
@@ -264,32 +289,41 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     return store
 
 
+def _is_web_url(mirror: str) -> bool:
+    return "://" in mirror and not mirror.startswith("file://")
+
+
 def _resolve_folder(mirror: str) -> Path:
+    """Return the folder that a path or a file:// URL names. Raises `UsageError` if there is no such folder."""
     folder = Path(mirror.removeprefix("file://"))
     if not is_directory(folder):
         raise UsageError(f"{folder} is not a folder: pass a web server's URL, or a folder on this machine")
     return folder
 
 
-def _parse_public_keys(text: str) -> list[bytes]:
-    try:
-        is_key = len(text) == 64 and not Path(text).exists()
-        return parse_keys(text if is_key else Path(text).read_text())
-    except OSError as error:
-        raise UsageError(f"--key {text}: expected 64 hexadecimal digits or a file ({error.strerror})") from error
-    except ValueError as error:
-        raise UsageError(f"--key {text}: {error}") from error
+def _parse_public_keys(values: Sequence[str]) -> list[bytes]:
+    """Return the public keys that the values of --key contain as digits or in files."""
+    keys: list[bytes] = []
+    for text in values:
+        try:
+            is_key = len(text) == 64 and not Path(text).exists()
+            keys += parse_keys(text if is_key else Path(text).read_text())
+        except OSError as error:
+            raise UsageError(f"--key {text}: expected 64 hexadecimal digits or a file ({error.strerror})") from error
+        except ValueError as error:
+            raise UsageError(f"--key {text}: {error}") from error
+    return keys
 
 
 def _format_text(report: MirrorReport, now: datetime) -> str:
-    rows = [(style(str(each.fault), fg="red"), f"/{each.path}", each.message) for each in report.findings]
+    rows = [(style(str(finding.fault), fg="red"), f"/{finding.path}", finding.message) for finding in report.findings]
     lines = [format_table(("RESULT", "PATH", "REASON"), rows), ""] if rows else []
     lines += _format_signature_details(report, now)
     if report.unread:
         unread = format_count(len(report.unread), "file")
         lines.append(f"not read: {unread} that only machines fetch (to read them, add --read-entries)")
-    counts = Counter(str(each.fault).lower() for each in report.findings)
-    summary = ", ".join(f"{number} {word}" for word, number in sorted(counts.items())) or "no differences"
+    counts = Counter(str(finding.fault).lower() for finding in report.findings)
+    summary = ", ".join(f"{number} {fault}" for fault, number in sorted(counts.items())) or "no differences"
     return "\n".join([*lines, f"{format_count(report.files, 'file')}: {summary}"])
 
 
@@ -317,9 +351,10 @@ def _format_signature_details(report: MirrorReport, now: datetime) -> list[str]:
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")
+# The outcomes of lines that gitboot does not ignore, as in the JSON output.
 _OBSERVED: Final = "observed"
 _OUT_OF_ORDER: Final = "backwards"
-_UNREADABLE: Final = "unclear"  # fetches of boots by a machine or by a monitor
+_UNCLEAR: Final = "unclear"  # fetches of boots by a machine or by a monitor
 _UNKNOWN: Final = "unknown"  # requests for boot scripts that do not exist, for example by unknown machines
 
 
@@ -365,14 +400,10 @@ def read_access_logs_command(
         raise UsageError(f"no such file: {', '.join(missing)}")
     with convert_os_errors(spool, "created"):
         spool.mkdir(parents=True, exist_ok=True)
-    outcomes: Counter[str] = Counter()
     with ExitStack() as stack:
-        unknown_recorder = UnknownMachineRecorder(spool)
-        stack.callback(unknown_recorder.write_file)
-        spool_file = SpoolFile(spool)
-        stack.callback(spool_file.close)
+        recorder = stack.enter_context(closing(_LogRecorder(spool)))
         if logs == (_STDIN,):
-            _record_lines(sys.stdin.buffer, spool, spool_file, outcomes, unknown_recorder, None)
+            recorder.record_lines(sys.stdin.buffer)
         else:
             stop = stop_on_signal() if follow else None
             files = [
@@ -383,47 +414,63 @@ def read_access_logs_command(
                 is_last = stop is None or stop.is_set  # read the lines that were written before the stop
                 for file, sent_versions in files:
                     with closing(file.read_lines()) as lines:
-                        _record_lines(lines, spool, spool_file, outcomes, unknown_recorder, sent_versions)
+                        recorder.record_lines(lines, sent_versions)
                     sent_versions.write()
-                unknown_recorder.write_file()
+                recorder.unknown_machines.write_file()
                 if stop is not None and not is_last:
                     stop.wait(_POLL_S)
-    counts = {name: outcomes.pop(name, 0) for name in (_OBSERVED, _UNREADABLE, _UNKNOWN, _OUT_OF_ORDER)}
-    ignored = dict(sorted(outcomes.items()))
-    lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNREADABLE] + counts[_UNKNOWN]
+    counts = {outcome: recorder.outcomes.pop(outcome, 0) for outcome in (_OBSERVED, _UNCLEAR, _UNKNOWN, _OUT_OF_ORDER)}
+    ignored = dict(sorted(recorder.outcomes.items()))
+    lines_read = sum(ignored.values()) + counts[_OBSERVED] + counts[_UNCLEAR] + counts[_UNKNOWN]
+    write_outputs(
+        outputs,
+        json=partial(format_document, read=lines_read, ignored=ignored, **counts),
+        text=partial(_format_log_counts, lines_read, counts, ignored),
+    )
+
+
+class _LogRecorder:
+    """A recorder that writes the fetches in access logs to a spool, and counts the lines by outcome."""
+
+    def __init__(self, spool: Path) -> None:
+        self.outcomes: Counter[str] = Counter()  # an outcome is `_OBSERVED` and so on, or the reason to ignore a line
+        self.unknown_machines = UnknownMachineRecorder(spool)
+        self._spool = spool
+        self._spool_file = SpoolFile(spool)
+
+    def close(self) -> None:
+        try:
+            self._spool_file.close()
+        finally:
+            self.unknown_machines.write_file()
+
+    def record_lines(self, lines: Iterable[bytes], sent_versions: SentVersions | None = None) -> None:
+        """Record the lines of one log. With ``sent_versions``, warn if the mirror sent an older version of a file."""
+        for line in lines:
+            fetch = parse_line(line)
+            if isinstance(fetch, IgnoreReason):
+                self.outcomes[fetch] += 1
+                continue
+            if isinstance(fetch, UnknownMachine):
+                self.unknown_machines.add(fetch)
+                self.outcomes[_UNKNOWN] += 1
+                continue
+            with convert_os_errors(self._spool):
+                self._spool_file.append(encode_line(fetch))
+            self.outcomes[_UNCLEAR if fetch.is_open_intent else _OBSERVED] += 1
+            if sent_versions is not None and sent_versions.is_older(fetch):
+                self.outcomes[_OUT_OF_ORDER] += 1
+                message = f"{fetch.path}: the mirror sent {fetch.client} an older version than before"
+                facts = {"path": fetch.path, "client": fetch.client}
+                print_event(Event(at=fetch.at, type="MirrorBackwards", message=message, facts=facts, warning=True))
+
+
+def _format_log_counts(lines_read: int, counts: Mapping[str, int], ignored: Mapping[str, int]) -> str:
     text = f"{lines_read} lines read, {counts[_OBSERVED]} observed"
-    if number := counts[_UNREADABLE]:
-        text += f", {format_count(number, 'unclear line')} (possibly from machines)"
-    if number := counts[_UNKNOWN]:
-        text += f", {format_count(number, 'request')} for nonexistent boot scripts"
+    if counts[_UNCLEAR]:
+        text += f", {format_count(counts[_UNCLEAR], 'unclear line')} (possibly from machines)"
+    if counts[_UNKNOWN]:
+        text += f", {format_count(counts[_UNKNOWN], 'request')} for nonexistent boot scripts"
     if ignored:
         text += f"; ignored: {', '.join(f'{number} {reason}' for reason, number in ignored.items())}"
-    as_json = partial(format_document, read=lines_read, ignored=ignored, **counts)
-    write_outputs(outputs, json=as_json, text=partial(str, text))
-
-
-def _record_lines(
-    lines: Iterable[bytes],
-    spool: Path,
-    spool_file: SpoolFile,
-    outcomes: Counter[str],
-    unknown_recorder: UnknownMachineRecorder,
-    sent_versions: SentVersions | None,
-) -> None:
-    for line in lines:
-        found = parse_line(line)
-        if isinstance(found, IgnoreReason):
-            outcomes[found] += 1
-            continue
-        if isinstance(found, UnknownMachine):
-            unknown_recorder.add(found)
-            outcomes[_UNKNOWN] += 1
-            continue
-        with convert_os_errors(spool):
-            spool_file.append(encode_line(found))
-        outcomes[_UNREADABLE if found.is_open_intent else _OBSERVED] += 1
-        if sent_versions is not None and sent_versions.is_older(found):
-            outcomes[_OUT_OF_ORDER] += 1
-            message = f"{found.path}: the mirror sent {found.client} an older version than before"
-            facts = {"path": found.path, "client": found.client}
-            print_event(Event(at=found.at, type="MirrorBackwards", message=message, facts=facts, warning=True))
+    return text
