@@ -93,7 +93,10 @@ def new_command() -> None:
 )
 @click.option("--bmc", "address", metavar="ADDRESS", help="Read the facts from this BMC by Redfish.")
 @click.option(
-    "--as", "asked_as", metavar="NAME", help="The name of the credentials for --bmc, as in spec.bmc.credentials."
+    "--as",
+    "credentials_name",
+    metavar="NAME",
+    help="The name of the credentials for --bmc, as in spec.bmc.credentials.",
 )
 @credentials_option
 @click.option(
@@ -122,7 +125,7 @@ def server(
     seen: str | None,
     state: Path | None,
     address: str | None,
-    asked_as: str | None,
+    credentials_name: str | None,
     credentials: Path | None,
     no_verify: bool,
     like: str | None,
@@ -141,47 +144,61 @@ def server(
 
     fleet = load_fleet(path, None)
     find_fleet_file(path, fleet)  # raises if gitboot cannot write documents there
-    new, comment = NewServer(macs={}), "A new server."
+    new_server = NewServer(macs={})
+    comment = "A new server."
     try:
         if seen is not None:
             if state is None:
                 raise UsageError("--seen needs --state, the state directory of the instance that lists the machine")
-            new, comment = _read_unknown_machine(seen, state)
+            new_server, comment = _read_unknown_machine(seen, state)
         if address is not None:
-            if asked_as is None:
+            if credentials_name is None:
                 raise UsageError("--bmc needs --as NAME: the name of the credentials, as documents use it")
-            bmc_server, comment = _read_bmc(address, asked_as, credentials, verify=not no_verify)
-            if seen is not None and new.macs.keys().isdisjoint(bmc_server.macs):
+            bmc_server, comment = _read_bmc(address, credentials_name, credentials, verify=not no_verify)
+            if seen is not None and new_server.macs.keys().isdisjoint(bmc_server.macs):
                 raise UsageError(
                     f"the machine at {address} does not have the MAC address given with --seen: check --bmc and --seen"
                 )
-            new = bmc_server
-        new = structs.replace(new, macs={**new.macs, **{parse_lookup_mac(mac): None for mac in macs}})
-        new = structs.replace(new, uuid=parse_lookup_uuid(uuid)) if uuid is not None else new
-        chosen = parse_name(name)
+            new_server = bmc_server
+        added_macs = {parse_lookup_mac(mac): None for mac in macs}
+        new_server = structs.replace(new_server, macs={**new_server.macs, **added_macs})
+        if uuid is not None:
+            new_server = structs.replace(new_server, uuid=parse_lookup_uuid(uuid))
+        server_name = parse_name(name)
     except Malformed as error:
         raise UsageError(f"{error.message}; {error.hint}") from None
-    if not new.macs:
+    if not new_server.macs:
         raise UsageError("the server needs a MAC address: add --seen, --bmc or --mac")
-    own_uuids = {*byte_orders(new.uuid)} if new.uuid is not None else set()
-    for other, each in fleet.servers.items():
-        shared_macs = {nic.mac for nic in each.spec.interfaces} & new.macs.keys()
-        serial = each.spec.serial if each.spec.serial == new.serial else None
-        if other == chosen:
-            raise UsageError(f"Server/{chosen} already exists: choose another name")
-        if found := sorted(filter(None, (*shared_macs, *({*byte_orders(each.uuid)} & own_uuids), serial))):
-            raise UsageError(f"Server/{other} already has {found[0]}: write only one document for each machine")
-    example = next((each for other, each in fleet.servers.items() if other == like), None)
+    _check_identity(server_name, new_server, fleet)
+    example = fleet.servers.get(like) if like is not None else None
     if like is not None and example is None:
         raise UsageError(f"--like: there is no Server/{like} in the fleet")
-    text = render_server(chosen, new, example, comment)
-    target = path / "servers" / f"{chosen}.yaml"
-    if not create_output_file(target, text.encode(), make_folders=True):
-        raise UsageError(f"{target} already exists: move the file, or choose another name")
-    click.echo(f"wrote {target}; next step: gitboot validate {quote_words(path)}")
+    text = render_server(server_name, new_server, example, comment)
+    file = path / "servers" / f"{server_name}.yaml"
+    if not create_output_file(file, text.encode(), make_folders=True):
+        raise UsageError(f"{file} already exists: move the file, or choose another name")
+    click.echo(f"wrote {file}; next step: gitboot validate {quote_words(path)}")
+
+
+def _check_identity(name: str, new_server: NewServer, fleet: FleetRepository) -> None:
+    """Raise `UsageError` if a server in the fleet has the same name, MAC address, UUID or serial number."""
+    new_uuids = {*byte_orders(new_server.uuid)} if new_server.uuid is not None else set()
+    for other_name, other in fleet.servers.items():
+        if other_name == name:
+            raise UsageError(f"Server/{name} already exists: choose another name")
+        shared: set[str] = {nic.mac for nic in other.spec.interfaces if nic.mac in new_server.macs}
+        shared |= {*byte_orders(other.uuid)} & new_uuids
+        if other.spec.serial and other.spec.serial == new_server.serial:
+            shared.add(other.spec.serial)
+        if shared:
+            raise UsageError(f"Server/{other_name} already has {min(shared)}: write only one document for each machine")
 
 
 def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
+    """Return the unknown machine with a MAC address, and a comment for its document.
+
+    Raises `Malformed` if ``name`` is not a MAC address. Raises `UsageError` if there is no such machine.
+    """
     from gitboot.fetchlog.unknown_machines import load_unknown_machines
 
     mac = parse_mac(name)
@@ -193,38 +210,43 @@ def _read_unknown_machine(name: str, state: Path) -> tuple[NewServer, str]:
         )
     when = f"{machine.last:%Y-%m-%d %H:%M} UTC"
     comment = f"The machine with the address {machine.client} requested a boot at {when} and sent these facts."
-    new = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
-    if (inventory := machine.inventory) is None:
-        return new, comment
-    names = {each.mac: each.name for each in inventory.interfaces}
-    new = structs.replace(
-        new,
+    new_server = NewServer(macs=dict.fromkeys(machine.macs), uuid=machine.uuid, serial=machine.serial)
+    inventory = machine.inventory
+    if inventory is None:
+        return new_server, comment
+    names = {interface.mac: interface.name for interface in inventory.interfaces}
+    new_server = structs.replace(
+        new_server,
         macs={mac: names.get(mac) for mac in machine.macs},
         architecture=Architecture(inventory.architecture) if inventory.architecture is not None else None,
         firmware=Firmware(inventory.firmware) if inventory.firmware is not None else None,
     )
-    return new, f"{comment} Its inventory: {inventory}."
+    return new_server, f"{comment} Its inventory: {inventory}."
 
 
 def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, verify: bool) -> tuple[NewServer, str]:
+    """Return the only machine of a BMC, and a comment for its document.
+
+    Raises `UsageError` if gitboot cannot read the BMC, or if the BMC shows several machines or no identity.
+    """
     from gitboot.bmc.scan import list_addresses
-    from gitboot.cli.commands.bmc_enroll import scan_places
+    from gitboot.cli.commands.bmc_scan import scan_places
 
     probes = scan_places(list_addresses([address], [443]), credentials, credentials_name, verify=verify, parallel=1)
-    found = [each for probe in probes for each in probe.servers]
-    if len(found) != 1:
-        why = next((each.error for each in probes if each.error is not None), f"it shows {len(found)} machines")
-        raise UsageError(f"{address}: {why}")
-    [machine] = found
+    machines = [machine for probe in probes for machine in probe.servers]
+    if len(machines) != 1:
+        errors = [probe.error for probe in probes if probe.error is not None]
+        raise UsageError(f"{address}: {errors[0] if errors else f'it shows {len(machines)} machines'}")
+    [machine] = machines
     if machine.missing_identity is not None:
         raise UsageError(f"{address}: {machine.missing_identity}")
-    bmc = {
-        "address": machine.address,
-        **({} if machine.is_only_system else {"system": machine.system}),
-        "credentials": credentials_name,
-        **({} if verify else {"tls": {"verify": False}}),
-    }
-    new = NewServer(
+    bmc: dict[str, object] = {"address": machine.address}  # in the order of the fields in a document
+    if not machine.is_only_system:
+        bmc["system"] = machine.system
+    bmc["credentials"] = credentials_name
+    if not verify:
+        bmc["tls"] = {"verify": False}
+    new_server = NewServer(
         macs={nic.mac: nic.name or None for nic in machine.nics},
         uuid=machine.identity.uuid,
         serial=machine.serial,
@@ -232,7 +254,8 @@ def _read_bmc(address: str, credentials_name: str, credentials: Path | None, *, 
         firmware=machine.firmware,
         bmc=bmc,
     )
-    return new, f"{f'{machine.maker} {machine.model}'.strip() or 'A machine'}, found at {machine.address}."
+    model = f"{machine.maker} {machine.model}".strip() or "A machine"
+    return new_server, f"{model}, found at {machine.address}."
 
 
 image_keys_option = click.option(
@@ -351,40 +374,38 @@ def image(
     registry = open_registries(registries, registry_credentials, ca_bundle, allow_token_over_http=allow_token_over_http)
     fetcher = build_fetcher(fleet.fleet.spec.base_url, assets, registry)
     wanted = tuple(Architecture(each) for each in dict.fromkeys(architectures))
-    values = {role: roles[role] if role is FileRole.INITRD else [roles[role]] for role in FileRole}
-    files = [(role, each) for role, found in values.items() for each in found if each is not None]
+    files = _list_named_files(roles)
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
         reader = ReleaseFinder(fetcher, keys, registry)
-        for url in (each for each in (source, *(value for _, value in files)) if each.startswith(_WEB)):
-            try:
-                parse_artifact_url(url)
-            except Malformed as error:
-                raise UsageError(f"{error.message}; {error.hint}") from None
+        _check_urls([source, *(file for _, file in files)])
         if source.startswith(_WEB) and not files:
-            files, source = [(_guess_role(source), source)], PurePosixPath(urlsplit(source).path).stem
-        is_image = source.startswith("oci://")
-        if channel is not None and (files or is_image):
+            files = [(_guess_role(source), source)]
+            source = PurePosixPath(urlsplit(source).path).stem
+        is_oci_image = source.startswith("oci://")
+        if channel is not None and (files or is_oci_image):
             raise UsageError("only an image source has channels: remove --channel")
         if files:
             if version is None:
                 raise UsageError("gitboot cannot determine the version of individual files: specify VERSION")
-            default = source if version in source else f"{source}-{version}"
-            chosen = _check_image_name(fleet, path, name or build_document_name(default))
+            default_name = build_document_name(source if version in source else f"{source}-{version}")
+            image_name = _check_image_name(fleet, path, name or default_name)
             release_files = _describe_files(files, wanted, version, assets, reader)
-        elif is_image:
+        elif is_oci_image:
             reference = OciReference.parse(source)
             if version is not None:
                 raise UsageError("gitboot takes the version from the image's tag: omit VERSION")
-            default = f"{reference.repository.rpartition('/')[2]}-{reference.tag or reference.version[7:19]}"
-            chosen = _check_image_name(fleet, path, name or build_document_name(default))
+            tag = reference.tag or reference.version[7:19]  # the first 12 digits after "sha256:"
+            default_name = build_document_name(f"{reference.repository.rpartition('/')[2]}-{tag}")
+            image_name = _check_image_name(fleet, path, name or default_name)
             release_files = describe_oci_image(reference, registry, wanted[0] if len(wanted) == 1 else None)
         else:
-            found = find_source(source, fleet.image_sources)
-            release = _find_release(reader, found, channel, version)
-            chosen = _check_image_name(fleet, path, name or find_image_name(release.source, release.version))
-            release_files = reader.describe_release(found, release, wanted)
-        built = build_image(release_files, fetcher, keys, progress, name=chosen)
-    file = path / "images" / f"{chosen}.yaml"
+            image_source = find_source(source, fleet.image_sources)
+            release = _find_release(reader, image_source, channel, version)
+            default_name = find_image_name(release.source, release.version)
+            image_name = _check_image_name(fleet, path, name or default_name)
+            release_files = reader.describe_release(image_source, release, wanted)
+        built = build_image(release_files, fetcher, keys, progress, name=image_name)
+    file = path / "images" / f"{image_name}.yaml"
     if not dry_run and not create_output_file(file, built.text.encode(), make_folders=True):
         raise UsageError(f"{file} already exists: move the file, or choose another name with --name")
     facts = {
@@ -394,8 +415,30 @@ def image(
         "files": to_json_value(built.files),
         "document": built.text,
     }
-    text = partial(str, built.text) if dry_run else partial(_format_text, built, file, path)
-    write_outputs(outputs, json=partial(format_document, **facts), text=text)
+    write_outputs(
+        outputs,
+        json=partial(format_document, **facts),
+        text=(lambda: built.text) if dry_run else partial(_format_text, built, file, path),
+    )
+
+
+def _list_named_files(roles: Mapping[str, Any]) -> list[tuple[FileRole, str]]:
+    """Return the role and the URL or path of each file that an option names. ``roles`` contains the options by role."""
+    files: list[tuple[FileRole, str]] = []
+    for role in FileRole:
+        values = roles[role] if role is FileRole.INITRD else (roles[role],)  # only --initrd can be repeated
+        files += [(role, value) for value in values if value is not None]
+    return files
+
+
+def _check_urls(places: Sequence[str]) -> None:
+    """Raise `UsageError` if one of these places is a URL that is not valid. Ignore places that are not URLs."""
+    for place in places:
+        if place.startswith(_WEB):
+            try:
+                parse_artifact_url(place)
+            except Malformed as error:
+                raise UsageError(f"{error.message}; {error.hint}") from None
 
 
 _ROLES: Final = {".iso": FileRole.ISO, ".efi": FileRole.UKI}  # the role of a single file, by the end of its name
@@ -426,13 +469,18 @@ def _check_image_name(fleet: FleetRepository, path: Path, name: str) -> str:
 
 
 def _find_release(reader: ReleaseFinder, source: ImageSource, channel: str | None, version: str | None) -> Release:
+    """Return the newest release of a channel, or the release with this version.
+
+    Raises `UsageError` if there is no such release.
+    """
     releases = reader.list_releases(source, channel)
-    found = [each for each in releases if version in (None, each.version)]
-    if found:
-        return found[-1]
-    name, known = source.metadata.name, [each.version for each in reversed(releases)]
+    for release in reversed(releases):
+        if version in (None, release.version):
+            return release
+    name = source.metadata.name
     if version is None:
         raise UsageError(f"{name} has no releases in this channel: choose another channel with --channel")
+    known = [release.version for release in reversed(releases)]
     hint = format_suggestion(version, known, f"the newest releases are {format_names(known)}")
     raise UsageError(f"{name} has no release {version!r}; {hint}")
 
@@ -444,39 +492,49 @@ def _describe_files(
     assets: Path | None,
     reader: ReleaseFinder,
 ) -> ReleaseFiles:
+    """Return the files of an image without a source: all of them at URLs, or all of them below ``assets``.
+
+    Raises `UsageError` if the files or the architectures do not fit together.
+    """
     if len(architectures) > 1:
         raise UsageError("if you list individual files, specify --architecture only once")
     architecture = architectures[0] if architectures else Architecture.X86_64
-    urls = [(architecture, role, each) for role, each in files if each.startswith(_WEB)]
+    urls = [(architecture, role, place) for role, place in files if place.startswith(_WEB)]
     if len(urls) == len(files):
         return describe_urls(urls, version, reader.fetcher)
     if urls:
         raise UsageError("use either URLs or files on this host, not both")
     if assets is None:
         raise UsageError("to use files on this host, set --assets to the directory that is served at baseURL/assets/")
-    local = []
-    for role, each in files:
-        file = Path(each).resolve()
+    local_files = []
+    for role, place in files:
+        file = Path(place).resolve()
         if not file.is_relative_to(assets.resolve()):
-            raise UsageError(f"{each} is outside {assets}, so machines cannot fetch it: copy it into this directory")
-        local.append((architecture, role, file, f"assets:{file.relative_to(assets.resolve()).as_posix()}"))
-    return describe_local_files(local, version)
+            raise UsageError(f"{place} is outside {assets}, so machines cannot fetch it: copy it into this directory")
+        url = f"assets:{file.relative_to(assets.resolve()).as_posix()}"
+        local_files.append((architecture, role, file, url))
+    return describe_local_files(local_files, version)
 
 
 def _print_sources(sources: Mapping[str, ImageSource], outputs: Sequence[OutputOption]) -> None:
     items = [
         {
             "name": name,
-            "description": each.spec.description,
-            "channels": list(each.spec.channels),
-            "architectures": sorted(each.spec.architectures),
-            "keys": list(each.spec.keys),
+            "description": source.spec.description,
+            "channels": list(source.spec.channels),
+            "architectures": sorted(source.spec.architectures),
+            "keys": list(source.spec.keys),
         }
-        for name, each in sources.items()
+        for name, source in sources.items()
     ]
     rows = [
-        (name, each.spec.description or "-", "yes" if each.spec.keys else "no", ", ".join(each.spec.channels) or "-")
-        for name, each in sources.items()
+        (
+            name,
+            source.spec.description or "-",
+            "yes" if source.spec.keys else "no",
+            ", ".join(source.spec.channels) or "-",
+        )
+        for name, source in sources.items()
     ]
     text = partial(format_table, ("SOURCE", "DESCRIPTION", "SIGNED", "CHANNELS"), rows, shrinkable=[3])
     write_outputs(outputs, json=partial(format_document, items=items), text=text)
