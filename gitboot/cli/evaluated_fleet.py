@@ -24,7 +24,7 @@ from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.identities import list_machines
 from gitboot.fleet.revision import Message, Revision, Signer, Snapshot, Verify
 from gitboot.fleet.validation import load
-from gitboot.git.history import CommitRange, History, open_blame, open_range
+from gitboot.git.history import CommitRange, History, Merge, open_blame, open_range
 from gitboot.git.signatures import SignatureChecker, SignatureKeys
 from gitboot.git.snapshots import load_commit, open_snapshot
 from gitboot.jsonio import encode_canonical
@@ -147,10 +147,11 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
 
     def find_decision(self, server: str) -> Decision:
         """Return the decision for a server. Raises `UsageError` with a similar name if the server does not exist."""
-        if (found := self.decisions.servers.get(server)) is None:
+        decision = self.decisions.servers.get(server)
+        if decision is None:
             hint = format_suggestion(server, self.decisions.servers, "`gitboot plan` lists the servers")
             raise UsageError(f"there is no server {server!r}; {hint}")
-        return found
+        return decision
 
     def require_servers(self, names: Iterable[str]) -> None:
         """Raise `UsageError` if any of these servers does not exist."""
@@ -158,24 +159,34 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
             self.find_decision(name)
 
     def plan_server(self, server: str) -> tuple[Decision, BootPlan | None]:
+        """Return the decision and the plan for a server.
+
+        The plan is None if no policy selects the server and no maintenance is active. Raises `UsageError` if the server
+        does not exist.
+        """
         decision = self.find_decision(server)
         return decision, self.make_plan(decision, self.at)
 
     def make_plan(self, decision: Decision, at: datetime) -> BootPlan | None:
-        record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
-        return make_plan(drop_ended_windows(decision, self.latest_clock), at, record, stop=self.stop, absent=absent)
+        """Return the plan for a server at a time, or None if no policy or active maintenance selects the server."""
+        remaining = drop_ended_windows(decision, self.latest_clock)
+        record = self.records.get(decision.uuid)
+        return make_plan(remaining, at, record, stop=self.stop, absent=self.find_missing_files(decision))
+
+    def find_next_transition(self, decision: Decision, at: datetime) -> datetime | None:
+        """Return the next time after ``at`` at which the server's plan changes by itself, or None."""
+        remaining = drop_ended_windows(decision, self.latest_clock)
+        record = self.records.get(decision.uuid)
+        return find_next_transition(remaining, at, record, stop=self.stop, absent=self.find_missing_files(decision))
 
     def drop_ended_windows(self) -> Decisions:
         """Return the decisions without the maintenances that had already ended when the clock was set back."""
         if self.latest_clock is None:
             return self.decisions
-        servers = {name: drop_ended_windows(each, self.latest_clock) for name, each in self.decisions.servers.items()}
+        servers = {
+            name: drop_ended_windows(decision, self.latest_clock) for name, decision in self.decisions.servers.items()
+        }
         return structs.replace(self.decisions, servers=servers)
-
-    def find_next_transition(self, decision: Decision, at: datetime) -> datetime | None:
-        record, absent = self.records.get(decision.uuid), self.find_missing_files(decision)
-        remaining = drop_ended_windows(decision, self.latest_clock)
-        return find_next_transition(remaining, at, record, stop=self.stop, absent=absent)
 
     def render_states(self) -> dict[str, RenderedState]:
         """Return the published state of each server, including its next transitions."""
@@ -204,9 +215,9 @@ def describe_servers(repository: FleetRepository, decisions: Decisions) -> dict[
             site=sites[name].name if name in sites else None,
             labels=server.metadata.labels,
             addresses=tuple(
-                sorted({address.partition("/")[0] for each in server.spec.interfaces for address in each.addresses})
+                sorted({address.partition("/")[0] for nic in server.spec.interfaces for address in nic.addresses})
             ),
-            idle_macs=tuple(each.mac for each in server.spec.interfaces if not each.boot),
+            idle_macs=tuple(nic.mac for nic in server.spec.interfaces if not nic.boot),
             machine=machines_by_name[name],
             source=explanations.explain_server(name) if explanations is not None else None,
         )
@@ -233,31 +244,9 @@ def plan_fleet(
     """
     if state is None:
         return _plan_fleet_at(path, rev, at, records)
-    from gitboot.cli.instance_client import open_offline, read_held_change
-    from gitboot.controller.operator_requests import find_stop_scope
-    from gitboot.controller.records.install_boots import remove_withheld_boots
     from gitboot.git.fetch import CLONE
 
-    with open_offline(state, at) as instance:
-        facts = instance.snapshot.facts
-        offered_commit = remove_withheld_boots(instance.commit, facts.withheld)
-        decisions = offered_commit.decisions
-        known_records = {
-            uuid: record for uuid in instance.snapshot.records if (record := instance.snapshot.record(uuid)) is not None
-        }
-        accepted = PlannedFleet(
-            repository=instance.repository,
-            decisions=decisions,
-            at=at,
-            records=known_records,
-            has_all_records=True,
-            place=(state / CLONE, decisions.revision),
-            stop=find_stop_scope(instance.snapshot, offered_commit, facts.orders),
-            find_missing_files=instance.snapshot.find_missing_files,
-            # compared with the clock and not with --at, because --at may be an earlier time on purpose
-            latest_clock=instance.snapshot.find_later_clock(current_time()),
-        )
-    shown = "the records in its ledger" if records is None else f"the records from --records {records}"
+    accepted = _plan_accepted_commit(state, at)
     context = click.get_current_context()
     is_named = is_path_named(context)
     if is_named or rev is not None:
@@ -265,23 +254,70 @@ def plan_fleet(
         fleet.require_servers(servers)
         place = str(path) if is_named else f"revision {rev} from the repository in {state}"
         hint = "" if is_named else describe_state_variable(context)
-        named_records = shown.replace("its ledger", f"the instance's ledger ({state})")
+        named_records = _describe_records(records, f"the instance's ledger ({state})")
         click.echo(wrap_text(f"using {place} and {named_records}{hint}"), err=True)
-        return fleet if records is not None else structs.replace(fleet, records=known_records, has_all_records=True)
+        if records is None:
+            return structs.replace(fleet, records=accepted.records, has_all_records=True)
+        return fleet
     accepted.require_servers(servers)
-    held = read_held_change(state)
-    more = f"; guards hold commit {held.commit[:12]}" if held is not None else ""
-    plans = (accepted.make_plan(each, at) for each in decisions.servers.values() if each.withheld)
-    if withheld := [each.server for each in plans if each is not None and each.cause is Cause.WITHHELD]:
-        more += f"; gitboot withholds install boots for {format_names(withheld, 3)}"
-    if accepted.stop is not StopScope.NONE:
-        more += f"; gitboot withholds {accepted.stop}"
-    commit = f"using commit {decisions.revision[:12]}, which the instance in {state} has accepted, and {shown}{more}"
-    click.echo(wrap_text(commit + describe_state_variable(click.get_current_context())), err=True)
+    text = (
+        f"using commit {accepted.decisions.revision[:12]}, which the instance in {state} has accepted, and "
+        f"{_describe_records(records, 'its ledger')}{_describe_withheld_boots(accepted, state)}"
+    )
+    click.echo(wrap_text(text + describe_state_variable(context)), err=True)
     if records is None:
         return accepted
-    loaded_records, has_all_records = _read_records(records, decisions)
+    loaded_records, has_all_records = _read_records(records, accepted.decisions)
     return structs.replace(accepted, records=loaded_records, has_all_records=has_all_records)
+
+
+def _plan_accepted_commit(state: Path, at: datetime) -> PlannedFleet:
+    """Return the commit that an instance has accepted, without the boots that the instance withholds."""
+    from gitboot.cli.instance_client import open_offline
+    from gitboot.controller.operator_requests import find_stop_scope
+    from gitboot.controller.records.install_boots import remove_withheld_boots
+    from gitboot.git.fetch import CLONE
+
+    with open_offline(state, at) as instance:
+        snapshot = instance.snapshot
+        offered_commit = remove_withheld_boots(instance.commit, snapshot.facts.withheld)
+        records = {uuid: snapshot.record(uuid) for uuid in snapshot.records}
+        return PlannedFleet(
+            repository=instance.repository,
+            decisions=offered_commit.decisions,
+            at=at,
+            records={uuid: record for uuid, record in records.items() if record is not None},
+            has_all_records=True,
+            place=(state / CLONE, offered_commit.decisions.revision),
+            stop=find_stop_scope(snapshot, offered_commit, snapshot.facts.orders),
+            find_missing_files=snapshot.find_missing_files,
+            # compared with the clock and not with --at, because --at may be an earlier time on purpose
+            latest_clock=snapshot.find_later_clock(current_time()),
+        )
+
+
+def _describe_records(records: str | None, ledger: str) -> str:
+    return f"the records in {ledger}" if records is None else f"the records from --records {records}"
+
+
+def _describe_withheld_boots(accepted: PlannedFleet, state: Path) -> str:
+    """Return which commit a guard holds and which boots the instance withholds, as clauses that begin with "; "."""
+    from gitboot.cli.instance_client import read_held_change
+
+    text = ""
+    held = read_held_change(state)
+    if held is not None:
+        text += f"; guards hold commit {held.commit[:12]}"
+    withheld = []
+    for decision in accepted.decisions.servers.values():
+        plan = accepted.make_plan(decision, accepted.at) if decision.withheld else None
+        if plan is not None and plan.cause is Cause.WITHHELD:
+            withheld.append(plan.server)
+    if withheld:
+        text += f"; gitboot withholds install boots for {format_names(withheld, 3)}"
+    if accepted.stop is not StopScope.NONE:
+        text += f"; gitboot withholds {accepted.stop}"
+    return text
 
 
 def print_missing_instance(records: str | None, state: Path | None) -> None:
@@ -348,16 +384,18 @@ def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None =
 
     ``state`` is the state directory of the instance from which the records in the plans come.
     """
-    if number := sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans):
-        pronoun = "it is" if number == 1 else "they are"
-        remedy = "Use --state, or use --records with fresh, adopt or FILE."
-        if state is not None:
-            remedy = f"Run `gitboot records show --state {quote_words(state)}`."
-        text = (
-            f"{format_count(number, 'server')} may need an installation, because gitboot does not know whether "
-            f"{pronoun} installed. {remedy}"
-        )
-        click.echo(wrap_text(text), err=True)
+    number = sum(plan is not None and plan.cause is Cause.UNKNOWN for plan in plans)
+    if number == 0:
+        return
+    pronoun = "it is" if number == 1 else "they are"
+    remedy = "Use --state, or use --records with fresh, adopt or FILE."
+    if state is not None:
+        remedy = f"Run `gitboot records show --state {quote_words(state)}`."
+    text = (
+        f"{format_count(number, 'server')} may need an installation, because gitboot does not know whether "
+        f"{pronoun} installed. {remedy}"
+    )
+    click.echo(wrap_text(text), err=True)
 
 
 records_option = click.option(
@@ -424,7 +462,8 @@ def compare_range(
     """
     evaluator = FleetEvaluator(at)
     base, dots, head = range.partition("..")
-    base = "accepted" if accepted is not None else base
+    if accepted is not None:
+        base = "accepted"
     head = head.removeprefix(".") or ("HEAD" if dots else "WORKTREE")
     try:
         with limit_evaluation():
@@ -434,50 +473,74 @@ def compare_range(
         return ComparedRange(
             base=_build_empty_side(base, base), head=_build_empty_side(head, head, error.problems), messages=()
         )
-    merges = [each.merge for each in opened_range.commits]
-    revisions = [each.revision for each in merges] or [opened_range.head.revision]
-    commits = [each for each in revisions if re.fullmatch("[0-9a-f]{40}", each)]  # a trial merge is not a commit
-    with TemporaryDirectory(prefix="gitboot-keys-") as folder:
-        keys = SignatureKeys(trust.keys, Path(folder, "keys"))
-        keys.fingerprint()
-        signatures = SignatureChecker(opened_range.repository, keys, trust.verify)
+    signed_range = _check_signatures(opened_range, trust)
 
-        def add_signers(messages: Iterable[Message]) -> tuple[Message, ...]:
-            return tuple(signatures.add_signer(each) if has_ack_line(each) else each for each in messages)
-
-        faults = signatures.find_faults(opened_range.base.revision, commits) if commits else {}
-        merges = [each._replace(messages=add_signers(each.messages)) for each in merges]
-        messages = add_signers(opened_range.messages)
-        signers = [(each, signatures.find_signer(each)) for each in commits] if trust.verify is not None else []
-
-    is_range = trust.verify is Verify.RANGE and bool(commits)  # then each commit before a trial merge must be signed
-    fault = faults.get(commits[-1] if is_range else revisions[-1])
-
-    def evaluate_later(revision: Revision, snapshot: Callable[[], Snapshot]) -> ReviewedRevision:
-        if revision in faults:  # an instance does not read this commit
-            return _build_empty_side(revision, revision, [faults[revision]])
+    def evaluate_commit(revision: Revision, open_commit: Callable[[], Snapshot]) -> ReviewedRevision:
+        fault = signed_range.faults.get(revision)
+        if fault is not None:  # an instance does not read this commit
+            return _build_empty_side(revision, revision, [fault])
         with limit_evaluation():
-            opened = snapshot()
-        return evaluate_side(opened.revision, opened, evaluator)[0]
+            snapshot = open_commit()
+        return evaluate_side(snapshot.revision, snapshot, evaluator)[0]
 
-    old, _ = evaluate_side(base, opened_range.base, evaluator, is_base=True)
-    new, pair = _build_empty_side(head, opened_range.head.revision, [fault] if fault else ()), None
-    if fault is None:
-        new, pair = evaluate_side(head, opened_range.head, evaluator)
+    base_side, _ = evaluate_side(base, opened_range.base, evaluator, is_base=True)
+    if signed_range.head_fault is None:
+        head_side, pair = evaluate_side(head, opened_range.head, evaluator)
+    else:
+        head_side, pair = _build_empty_side(head, opened_range.head.revision, [signed_range.head_fault]), None
     return ComparedRange(
-        base=old,
-        head=new,
+        base=base_side,
+        head=head_side,
         changes=pair.compute_changes if pair is not None else None,
-        messages=messages,
+        messages=signed_range.messages,
         base_acknowledgements=opened_range.base_acknowledgements,
         commits=tuple(
             ReviewedCommit(
-                merge.revision, merge.messages, partial(evaluate_later, merge.revision, range_commit.snapshot)
+                merge.revision, merge.messages, partial(evaluate_commit, merge.revision, range_commit.snapshot)
             )
-            for merge, range_commit in zip(merges, opened_range.commits, strict=True)
+            for merge, range_commit in zip(signed_range.merges, opened_range.commits, strict=True)
         ),
-        signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
+        signers=signed_range.signers,
         writer=partial(_find_line_author, path, opened_range),
+    )
+
+
+class _SignedRange(Struct, frozen=True, kw_only=True):
+    """The signatures in a commit range."""
+
+    messages: tuple[Message, ...]  # with the signers of the messages that have a Gitboot-Ack line
+    merges: tuple[Merge, ...]  # with the same messages
+    faults: Mapping[Revision, Problem]  # the commits that lack a required signature
+    head_fault: Problem | None  # the fault because of which an instance would not read HEAD
+    signers: tuple[tuple[str, Signer], ...]  # signers of commits that must be signed
+
+
+def _check_signatures(opened_range: CommitRange, trust: TrustSettings) -> _SignedRange:
+    """Check the signatures of the commits and of the acknowledgements in a range."""
+    merges = [range_commit.merge for range_commit in opened_range.commits]
+    revisions = [merge.revision for merge in merges] or [opened_range.head.revision]
+    # the result of a trial merge is not a commit
+    commits = [revision for revision in revisions if re.fullmatch("[0-9a-f]{40}", revision)]
+    with TemporaryDirectory(prefix="gitboot-keys-") as folder:
+        keys = SignatureKeys(trust.keys, Path(folder, "keys"))
+        keys.fingerprint()
+        checker = SignatureChecker(opened_range.repository, keys, trust.verify)
+
+        def add_signers(messages: Iterable[Message]) -> tuple[Message, ...]:
+            return tuple(checker.add_signer(message) if has_ack_line(message) else message for message in messages)
+
+        faults = checker.find_faults(opened_range.base.revision, commits) if commits else {}
+        signed_merges = tuple(merge._replace(messages=add_signers(merge.messages)) for merge in merges)
+        messages = add_signers(opened_range.messages)
+        signers = [(commit, checker.find_signer(commit)) for commit in commits] if trust.verify is not None else []
+    # With --verify range, each commit before a trial merge must be signed.
+    last_signed = commits[-1] if trust.verify is Verify.RANGE and commits else revisions[-1]
+    return _SignedRange(
+        messages=messages,
+        merges=signed_merges,
+        faults=faults,
+        head_fault=faults.get(last_signed),
+        signers=tuple((commit, signer) for commit, signer in signers if signer is not None),
     )
 
 
@@ -507,17 +570,18 @@ def evaluate_side(
     """Evaluate one side of a commit range. The returned `CommitPair` is None if the side is invalid."""
     try:
         with limit_evaluation() as set_limits:
-            found = evaluator.evaluate(snapshot, set_limits, is_base=is_base)
+            pair = evaluator.evaluate(snapshot, set_limits, is_base=is_base)
     except InvalidRepository as error:
         return _build_empty_side(name, snapshot.revision, error.problems), None
-    decided = found.head.decided
-    return ReviewedRevision(
+    decided = pair.head.decided
+    side = ReviewedRevision(
         named=name,
         revision=snapshot.revision,
         decisions=decided.decisions,
         repository=decided.repository,
         problems=decided.decisions.find_problems(evaluator.now),
-    ), found
+    )
+    return side, pair
 
 
 def _build_empty_side(name: str, revision: str, problems: Iterable[Problem] = ()) -> ReviewedRevision:
