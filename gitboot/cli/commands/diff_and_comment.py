@@ -121,57 +121,53 @@ def command(
     from gitboot.cli.evaluated_fleet import compare_range
     from gitboot.cli.instance_client import fetch_accepted_commit
 
-    trust, trust_flags = (
-        parse_trust_settings(**{name: review_options[name] for name in TRUST_PARAMETERS}),
-        _format_flags({name: review_options.pop(name) for name in TRUST_PARAMETERS}),
-    )
+    trust_values = {name: review_options.pop(name) for name in TRUST_PARAMETERS}
     limits: dict[str, int | None] = review_options
+    trust = parse_trust_settings(**trust_values)
     signature_results = _read_signature_results(verified) if verified is not None else None
     if trust.verify is Verify.TAG:
         raise UsageError("--verify tag is for gitboot run, which follows a tag; compare with --verify head or range")
     if not range and accepted is None:
         raise UsageError("there is no base to compare with: pass BASE..HEAD, or --accepted")
     since_commit = fetch_accepted_commit(accepted) if accepted is not None else None
-    found = compare_range(path, range, merge=merge, at=at or current_second(), accepted=since_commit, trust=trust)
-    path_arguments = [str(path)] if path != Path() else []
-    options = [
-        *(["--merge"] * merge),
-        *(["--each-merge"] * each_merge),
-        *(["--accepted", accepted] if accepted is not None else []),
-        *(["--at", format_instant(at)] if at is not None else []),
-        *(["--verified", str(verified)] if verified is not None else []),
-        *_format_flags(limits),
-        *trust_flags,
-    ]
-    result = review_commits(
-        found.base,
-        found.head,
+    compared = compare_range(path, range, merge=merge, at=at or current_second(), accepted=since_commit, trust=trust)
+    options = {
+        "merge": merge,
+        "each_merge": each_merge,
+        "accepted": accepted,
+        "at": format_instant(at) if at is not None else None,
+        "verified": verified,
+        **limits,
+        **trust_values,
+    }
+    review = review_commits(
+        compared.base,
+        compared.head,
         limits=build_limits(limits),
-        messages=found.messages,
-        commits=found.commits if each_merge or accepted is not None else (),
-        command=quote_words(
-            "gitboot", "diff", *([range] if range or path_arguments else []), *path_arguments, *options
-        ),
-        ack_rules=AckRules(reinstalls_need=trust.reinstalls_need, used_ids=found.base_acknowledgements),
-        known_changes=found.changes() if found.changes is not None else None,
-        writer=found.writer,
+        messages=compared.messages,
+        commits=compared.commits if each_merge or accepted is not None else (),
+        command=_format_command(range, path, options),
+        ack_rules=AckRules(reinstalls_need=trust.reinstalls_need, used_ids=compared.base_acknowledgements),
+        known_changes=compared.changes() if compared.changes is not None else None,
+        writer=compared.writer,
         signature_results=signature_results,
     )
-    result = structs.replace(result, signers=found.signers)
+    review = structs.replace(review, signers=compared.signers)
     for output in outputs:
-        output.write(_format_review(output.format, result, path, range))
-    codes = {
+        output.write(_format_review(output.format, review, path, range))
+    exit_codes = {
         ReviewOutcome.INVALID: Exit.INVALID,
         ReviewOutcome.HELD: Exit.HELD,
         ReviewOutcome.FINE: Exit.CHANGES if detailed_exitcode else Exit.FINE,
     }
-    sys.exit(codes.get(result.outcome, Exit.FINE))
+    sys.exit(exit_codes.get(review.outcome, Exit.FINE))
 
 
 _MAX_RESULTS_BYTES: Final = 64 << 20
 
 
 def _read_signature_results(file: Path) -> SignatureResults:
+    """Read the output of `gitboot artifacts signatures`. Raises `UsageError` if the file is too large or damaged."""
     with convert_os_errors(file, "read"), file.open("rb") as opened:
         content = opened.read(_MAX_RESULTS_BYTES + 1)
     if len(content) > _MAX_RESULTS_BYTES:
@@ -179,16 +175,24 @@ def _read_signature_results(file: Path) -> SignatureResults:
     return parse_signature_results(content, str(file))
 
 
-def _format_flags(options: Mapping[str, object]) -> list[str]:
-    found: list[str] = []
+def _format_command(range: str, path: Path, options: Mapping[str, object]) -> str:
+    """Return the command line that repeats this review. ``options`` contains the values by parameter name."""
+    words = ["gitboot", "diff"]
+    if path != Path():
+        words += [range, str(path)]
+    elif range:
+        words.append(range)
     for name, values in options.items():
-        flag = f"--{name.replace('_', '-').removesuffix('s') if name == 'forge_keys' else name.replace('_', '-')}"
+        option = "--forge-key" if name == "forge_keys" else f"--{name.replace('_', '-')}"
         for value in values if isinstance(values, tuple) else (values,):
-            found += [flag, str(value)] if value is not None else []
-    return found
+            if value is True:
+                words.append(option)
+            elif value is not None and value is not False:
+                words += [option, str(value)]
+    return quote_words(*words)
 
 
-def _format_review(format: str, result: Review, path: Path, range: str) -> str:
+def _format_review(format: str, review: Review, path: Path, range: str) -> str:
     from gitboot.git.history import find_head_commit
     from gitboot.git.snapshots import find_fleet_folder
     from gitboot.review.formats.json import as_json
@@ -196,16 +200,12 @@ def _format_review(format: str, result: Review, path: Path, range: str) -> str:
     prefix = format_path_prefix(path)
     match format:
         case "text":
-            return format_review_text(result, prefix)
+            return format_review_text(review, prefix)
         case "json":
-            return as_json(result)
+            return as_json(review)
         case "markdown":
-            return as_markdown(result, find_fleet_folder(path), find_head_commit(path, range))
-    return FORMATS[format](as_problems(result), prefix)
-
-
-# GitHub accepts this number of characters; `gitboot diff` writes at most 60,000 bytes.
-_MAX_REVIEW_BYTES: Final = 65_536
+            return as_markdown(review, find_fleet_folder(path), find_head_commit(path, range))
+    return FORMATS[format](as_problems(review), prefix)
 
 
 def _parse_folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
@@ -248,14 +248,16 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     from gitboot.http_client import HttpClient
 
     client = HttpClient(allow_token_over_http=allow_token_over_http)
+    open_thread = _open_gitlab_thread if os.environ.get("GITLAB_CI") else _open_github_thread
     try:
-        thread = (_open_gitlab_thread if os.environ.get("GITLAB_CI") else _open_github_thread)(client, os.environ)
+        thread = open_thread(client, os.environ)
     except (KeyError, IndexError, ValueError) as error:
         raise UsageError(f"this is not a CI job for a pull request or merge request: {error}") from None
     if not thread.token:
         click.echo("gitboot did not comment: the variable GITBOOT_TOKEN is empty")
         return
-    if (newest := thread.newest_commit()) != commit:
+    newest = thread.fetch_newest_commit()
+    if newest != commit:
         click.echo(f"gitboot did not comment: the newest commit is now {newest[:12]!r}, not {commit[:12]!r}")
         return
     fault = None
@@ -266,6 +268,10 @@ def comment_command(file: Path, commit: str, subpath: str, allow_token_over_http
     click.echo(thread.post(format_marker(subpath), body))
     if fault is not None:
         raise fault
+
+
+# GitHub accepts this number of characters; `gitboot diff` writes at most 60,000 bytes.
+_MAX_REVIEW_BYTES: Final = 65_536
 
 
 def _read_review(file: Path, subpath: str, commit: str) -> str:
@@ -283,7 +289,8 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
         with os.fdopen(fd, "rb") as opened:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise OSError("the path is not a regular file")
-            if len(content := opened.read(_MAX_REVIEW_BYTES + 1)) > _MAX_REVIEW_BYTES:
+            content = opened.read(_MAX_REVIEW_BYTES + 1)
+            if len(content) > _MAX_REVIEW_BYTES:
                 raise OSError(f"the file is larger than {_MAX_REVIEW_BYTES:,} bytes")
         text = content.decode()
     except FileNotFoundError:
@@ -303,7 +310,7 @@ def _read_review(file: Path, subpath: str, commit: str) -> str:
 # A GitLab note may have 1,000,000 characters ("Instance limits" of GitLab), and each character may need six bytes in
 # JSON.
 _COMMENTS_PER_PAGE: Final = 10
-_MAX_ANSWER_BYTES: Final = 64 << 20
+_MAX_RESPONSE_BYTES: Final = 64 << 20
 _MAX_PAGES: Final = 1000  # GitLab allows 5000 notes, GitHub 2500 comments
 
 
@@ -328,47 +335,52 @@ class _CommentThread:
     account: tuple[str, ...]
     author: tuple[str, ...]
 
-    def newest_commit(self) -> str:
-        """Return the newest commit of the pull request."""
+    def fetch_newest_commit(self) -> str:
+        """Return the newest commit of the pull request. Raises `ForgeRefused` if the forge does not return it."""
         return str(_read_field(self._request_json("GET", self.request), *self.commit))
 
     def post(self, marker: str, body: str) -> str:
         """Edit the newest comment by this account that contains the marker, or add a comment if there is none.
 
-        Return a text that states whether the comment was edited or added.
+        Return a text that states whether the comment was edited or added. Raises `ForgeRefused` if the forge rejects a
+        request.
         """
-        # The token of a GitHub job belongs to an app, and an app may not GET /user. GraphQL returns the bot account of
-        # the app.
-        found = self._send_request("GET", self.user)
-        account_facts = found.json
-        if self.graphql is None and (found.status != HTTPStatus.OK or account_facts is None):
-            raise ForgeRefused(f"GET {self.user}: {found.status} {found.detail}")
-        if self.graphql and found.status != HTTPStatus.OK:
-            found = self._send_request("POST", self.graphql, {"query": "{viewer{login}}"})
-            account_facts = _read_field(found.json, "data", "viewer")
-        account = _read_field(account_facts, *self.account)
-        account_comments = (
-            each for each in self._list_comments() if account and _read_field(each, *self.author) == account
-        )
-        # GitLab records changes to a merge request as comments by their author.
-        own_comments = [each for each in account_comments if not each.get("system")]
-        marked = [each for each in own_comments if str(each.get("body")).partition("\n")[0].rstrip() == marker]
-        if marked:
-            newest = max(int(each["id"]) for each in marked)
-            edited = self._send_request(self.edit_method, f"{self.comment}/{newest}", {"body": body})
-            if 200 <= edited.status < 300:
+        account = self._fetch_account()
+        marked_ids = []
+        for comment in self._fetch_comments():
+            is_own = account and _read_field(comment, *self.author) == account
+            # GitLab records changes to a merge request as comments by their author.
+            if is_own and not comment.get("system") and _read_first_line(comment) == marker:
+                marked_ids.append(int(comment["id"]))
+        if marked_ids:
+            response = self._send_request(self.edit_method, f"{self.comment}/{max(marked_ids)}", {"body": body})
+            if 200 <= response.status < 300:
                 return "updated the comment"
-            if edited.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
-                raise ForgeRefused(f"{self.edit_method} of a comment: {edited.status} {edited.detail}")
+            if response.status not in (HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND):
+                raise ForgeRefused(f"{self.edit_method} of a comment: {response.status} {response.detail}")
         self._request_json("POST", self.comments, {"body": body})
         return "added a comment"
 
-    def _list_comments(self) -> Iterator[Mapping[str, Any]]:
+    def _fetch_account(self) -> Any:
+        """Return the account to which the token belongs, or None if the forge hides an account that may be unknown."""
+        response = self._send_request("GET", self.user)
+        account_facts = response.json
+        if self.graphql is None and (response.status != HTTPStatus.OK or account_facts is None):
+            raise ForgeRefused(f"GET {self.user}: {response.status} {response.detail}")
+        if self.graphql and response.status != HTTPStatus.OK:
+            # The token of a GitHub job belongs to an app, and an app may not GET /user. GraphQL returns the bot account
+            # of the app.
+            response = self._send_request("POST", self.graphql, {"query": "{viewer{login}}"})
+            account_facts = _read_field(response.json, "data", "viewer")
+        return _read_field(account_facts, *self.account)
+
+    def _fetch_comments(self) -> Iterator[Mapping[str, Any]]:
+        """Yield all comments of the pull request, page by page."""
         for page in range(1, _MAX_PAGES + 1):
-            found = self._request_json("GET", f"{self.comments}?per_page={_COMMENTS_PER_PAGE}&page={page}")
-            if not isinstance(found, list) or not found:
+            comments = self._request_json("GET", f"{self.comments}?per_page={_COMMENTS_PER_PAGE}&page={page}")
+            if not isinstance(comments, list) or not comments:
                 return
-            yield from (each for each in found if isinstance(each, dict))
+            yield from (comment for comment in comments if isinstance(comment, dict))
         raise ForgeRefused(f"{self.comments}: more than {_MAX_PAGES * _COMMENTS_PER_PAGE} comments")
 
     def _request_json(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> Any:
@@ -376,14 +388,14 @@ class _CommentThread:
 
         Raises `ForgeRefused` if the forge returns an error or a response that is not JSON.
         """
-        answer = self._send_request(method, url, body)
-        if not 200 <= answer.status < 300 or answer.json is None:
-            raise ForgeRefused(f"{method} {url}: {answer.status} {answer.detail}")
-        return answer.json
+        response = self._send_request(method, url, body)
+        if not 200 <= response.status < 300 or response.json is None:
+            raise ForgeRefused(f"{method} {url}: {response.status} {response.detail}")
+        return response.json
 
     def _send_request(self, method: str, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
         return self.client.request_json(
-            url, credentials=self.credentials, body=body, method=method, max_bytes=_MAX_ANSWER_BYTES
+            url, credentials=self.credentials, body=body, method=method, max_bytes=_MAX_RESPONSE_BYTES
         )
 
 
@@ -429,9 +441,14 @@ def _open_gitlab_thread(client: HttpClient, variables: Mapping[str, str]) -> _Co
 
 
 def _read_field(value: Any, *names: str) -> Any:
+    """Return the value of nested fields in a JSON value, or None if one of the fields is missing."""
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value
+
+
+def _read_first_line(comment: Mapping[str, Any]) -> str:
+    return str(comment.get("body")).partition("\n")[0].rstrip()
 
 
 def format_review_text(review: Review, prefix: str) -> str:
@@ -460,6 +477,13 @@ def _wrap_lines(text: str, indent: str = "  ") -> str:
     return wrap_text(text, indent, continuation=f"{indent}  ")
 
 
+# The maximum numbers of items in the text output.
+_MAX_LIMITS: Final = 20
+_MAX_REASONS: Final = 5  # for each danger
+_MAX_IMAGES: Final = 20
+_MAX_GROUPS: Final = 50
+_MAX_DIFF_LINES: Final = 400  # of each rendered diff
+_MAX_DOCUMENTS: Final = 20
 _COLOURS: Final = {
     ReviewOutcome.HELD: "red",
     ReviewOutcome.INVALID: "red",
@@ -471,26 +495,26 @@ _COLOURS: Final = {
 def _format_verdict(review: Review) -> Iterator[str]:
     headline = review.headline
     yield style(headline[0].upper() + headline[1:], fg=_COLOURS[review.outcome], bold=True)
-    sides = (f"{side.named}{f' ({side.short})' if side.short else ''}" for side in (review.base, review.head))
+    sides = (f"{side.named} ({side.short})" if side.short else side.named for side in (review.base, review.head))
     yield printable(f" {phrases.ARROW} ".join(sides))
-    if (digest := review.shown_digest) is not None:
-        yield f"digest {digest}"
+    if review.shown_digest is not None:
+        yield f"digest {review.shown_digest}"
     if review.changes is not None:
         yield phrases.format_counts(review.changes)
-        yield from (_wrap_lines(f"{commit[:12]} is signed by {signer}", "") for commit, signer in review.signers)
+        for commit, signer in review.signers:
+            yield _wrap_lines(f"{commit[:12]} is signed by {signer}", "")
         if review.base.decisions is None:
             yield "The base is not a valid fleet, so this review shows everything as new."
 
 
 def _format_blast_radius(review: Review) -> Iterator[str]:
-    if found := review.areas:
-        yield _format_heading("Blast radius")
-        yield format_table(found[0], found[1:])
-        if (note := review.note_on_harmless_changes) is not None:
-            yield _wrap_lines(note)
-
-
-_MAX_LIMITS: Final = 20  # maximum number of limits in the output
+    areas = review.areas  # the header and the rows of a table
+    if not areas:
+        return
+    yield _format_heading("Blast radius")
+    yield format_table(areas[0], areas[1:])
+    if (note := review.note_on_harmless_changes) is not None:
+        yield _wrap_lines(note)
 
 
 def _format_guards(review: Review) -> Iterator[str]:
@@ -511,8 +535,8 @@ def _format_guards(review: Review) -> Iterator[str]:
         yield _wrap_lines(note)
     if note_on_identities is not None:
         yield _wrap_lines(note_on_identities)
-    for each in review.ignored_lines:
-        yield _wrap_lines(f"ignored: {each.line!r} in {each.commit[:12]}: {each.why}")
+    for ignored in review.ignored_lines:
+        yield _wrap_lines(f"ignored: {ignored.line!r} in {ignored.commit[:12]}: {ignored.why}")
 
 
 def _format_dangers(review: Review) -> Iterator[str]:
@@ -520,31 +544,25 @@ def _format_dangers(review: Review) -> Iterator[str]:
         if index == 0:
             yield _format_heading("Look at this first")
         yield _wrap_lines(f"{danger.risk}: {danger.number}{format_names(danger.names)}")
-        yield from (_wrap_lines(reason, "    ") for reason in danger.reasons[:5])
-        if left := format_omitted(len(danger.reasons) - 5, "reason"):
+        yield from (_wrap_lines(reason, "    ") for reason in danger.reasons[:_MAX_REASONS])
+        if left := format_omitted(len(danger.reasons) - _MAX_REASONS, "reason"):
             yield f"    {left}"
 
 
-_MAX_IMAGES: Final = 20  # maximum number of images in the output
-
-
 def _format_provenance(review: Review) -> Iterator[str]:
-    found = review.provenance
-    if found.images or found.rules or found.sources:
+    provenance = review.provenance
+    if provenance.images or provenance.rules or provenance.sources:
         yield _format_heading("Provenance")
-    for image in found.images[:_MAX_IMAGES]:
+    for image in provenance.images[:_MAX_IMAGES]:
         yield _wrap_lines(f"BootImage/{image.image} {image.fate} at {':'.join(map(str, image.place))}")
         yield from (_wrap_lines(f"{files}: {text}", "    ") for files, text in phrases.list_image_claims(image))
-    if left := format_omitted(len(found.images) - _MAX_IMAGES, "image"):
+    if left := format_omitted(len(provenance.images) - _MAX_IMAGES, "image"):
         yield f"  {left}: use -o json to see all"
-    for document, place, text in phrases.list_provenance_changes(found):
+    for document, place, text in phrases.list_provenance_changes(provenance):
         at = f" at {':'.join(map(str, place))}" if place is not None else ""
         yield _wrap_lines(f"{document}{at}: {text}")
-    if any(map(phrases.has_unverified_claims, found.images)):
+    if any(map(phrases.has_unverified_claims, provenance.images)):
         yield _wrap_lines(phrases.CLAIMS_NOTE)
-
-
-_MAX_GROUPS: Final = 50  # maximum number of groups in the output
 
 
 def _format_groups(review: Review) -> Iterator[str]:
@@ -566,13 +584,14 @@ def _format_groups(review: Review) -> Iterator[str]:
 
 
 def _format_group(group: Group) -> list[str]:
-    title, risks = _wrap_lines(phrases.format_title(group), ""), ", ".join(group.risks)
+    title = _wrap_lines(phrases.format_title(group), "")
+    risks = ", ".join(group.risks)
     fits_one_line = len(title) + len(risks) + 2 <= terminal_width()
     lines = [style(title, bold=True) + (f": {risks}" if fits_one_line else f"\n  {risks}")]
     lines.append(_wrap_lines(f"servers: {format_names(group.names, 10)}"))
     lines += map(_format_cause, group.causes)
     lines += (_wrap_lines(f"takes effect {phrases.format_effect(effect)}") for effect in group.effects)
-    lines += (_wrap_lines(f"{what}: {why}") for what, why in phrases.list_reasons(group))
+    lines += (_wrap_lines(f"{subject}: {reason}") for subject, reason in phrases.list_reasons(group))
     lines += (_wrap_lines(phrases.format_change(field)) for field in group.fields)
     if (outlier := group.outlier) is not None:
         lines.append(
@@ -592,14 +611,13 @@ def _format_cause(cause: ChangeCause) -> str:
     return _wrap_lines(f"{cause}{at}: {phrases.format_cause(cause)}")
 
 
-_MAX_DIFF_LINES: Final = 400  # maximum number of lines of a rendered diff in the output
 _SIGN_COLOURS: Final = {"+": "green", "-": "red", "@": "cyan"}
 
 
 def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
-    for each in diffs:
-        yield f"    {each.boot}, {each.file}"
-        lines = each.lines[2:]  # compare the lines without the file names
+    for diff in diffs:
+        yield f"    {diff.boot}, {diff.file}"
+        lines = diff.lines[2:]  # without the names of the two files
         for line in lines[:_MAX_DIFF_LINES]:
             yield style(f"    {printable(line.expandtabs(4))}", fg=_SIGN_COLOURS.get(line[:1]))
         if left := format_omitted(len(lines) - _MAX_DIFF_LINES, "line"):
@@ -607,19 +625,23 @@ def _format_rendered_diffs(diffs: Iterable[RenderedDiff]) -> Iterator[str]:
 
 
 def _format_effect_times(review: Review) -> Iterator[str]:
-    if found := phrases.count_effects(review.groups):
+    counts = phrases.count_effects(review.groups)
+    if counts:
         yield _format_heading("When")
-        yield from (_wrap_lines(f"{when}: {format_count(number, 'server')}") for when, number in found)
+    for effect_time, number in counts:
+        yield _wrap_lines(f"{effect_time}: {format_count(number, 'server')}")
 
 
 def _format_documents(review: Review) -> Iterator[str]:
-    if found := review.document_only_changes:
-        yield _format_heading(f"Presentation only: {format_count(len(found), 'document')}, no decision changes")
-        for each in found[:20]:
-            fields = format_names([field.dotted_path for field in each.fields], 3)
-            yield _wrap_lines(f"{each.id} {each.fate}{f': {fields}' if fields else ''}")
-        if left := format_omitted(len(found) - 20, "document"):
-            yield f"  {left}"
+    """Yield the documents whose changes do not change a decision, and the changed BMCs and credentials."""
+    documents = review.document_only_changes
+    if documents:
+        yield _format_heading(f"Presentation only: {format_count(len(documents), 'document')}, no decision changes")
+    for document in documents[:_MAX_DOCUMENTS]:
+        fields = format_names([field.dotted_path for field in document.fields], 3)
+        yield _wrap_lines(f"{document.id} {document.fate}{f': {fields}' if fields else ''}")
+    if left := format_omitted(len(documents) - _MAX_DOCUMENTS, "document"):
+        yield f"  {left}"
     if review.changes is not None and not review.changes.first:
         if bmcs := review.changes.moved_bmcs:
             yield _wrap_lines(f"BMC: the BMC's address or trust settings change: {format_names(bmcs)}", "")
