@@ -92,10 +92,11 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
         items = [item for item in _build_record_items(instance) if names is None or item["server"] in names]
         trust_problem = describe_unverified_ledger(instance.snapshot.facts, instance.commit.decisions)
         site = instance.commit.site
+    warning = trust_problem[1] if trust_problem is not None else None
     write_outputs(
         outputs,
         json=partial(format_document, items=items, site=site),
-        text=partial(_format_text, items, trust_problem[1] if trust_problem is not None else None, site),
+        text=partial(_format_text, items, warning, site),
     )
 
 
@@ -110,7 +111,7 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
         Exit.INTERRUPTED: "you pressed Ctrl-C, or answered no",
     },
 )
-@click.argument("what", metavar="fresh|adopt|as-recorded|FILE")
+@click.argument("source", metavar="fresh|adopt|as-recorded|FILE")
 @state_option
 @click.option(
     "--yes",
@@ -118,7 +119,7 @@ def show(servers: tuple[str, ...], selector: str | None, state: Path, outputs: t
     help="Do not ask for confirmation. Without a terminal, the command needs this option to install servers.",
 )
 @evaluator_command
-def begin(what: str, state: Path, yes: bool) -> None:
+def begin(source: str, state: Path, yes: bool) -> None:
     """Record once what is installed, for a new ledger.
 
     Also use this command if a ledger was restored, belongs to another output tree, or is damaged. If gitboot trusts the
@@ -133,46 +134,47 @@ def begin(what: str, state: Path, yes: bool) -> None:
     with open_offline(state, current_time()) as instance:
         identity = instance.snapshot.facts.identity
         if not instance.commit.allows_ledger(identity):  # an instance that is not active must not record installations
-            named = (
-                f"names the ledger {instance.commit.ledger}"
-                if instance.commit.ledger is not None
-                else "does not name a ledger for this site"
-            )
+            named = "does not name a ledger for this site"
+            if instance.commit.ledger is not None:
+                named = f"names the ledger {instance.commit.ledger}"
             raise UsageError(
                 f"the Fleet {named}, but this instance has the ledger {identity}, so the instance is not active. "
                 "Set this instance's ledger in the Fleet (`gitboot status` prints the line), then repeat this command"
             )
-        facts: dict[str, Any] = {"how": what, "commit": instance.commit.revision}
-        if what not in (InitMode.FRESH, InitMode.ADOPT, InitMode.AS_RECORDED):
+        facts: dict[str, Any] = {"how": source, "commit": instance.commit.revision}
+        if source not in (InitMode.FRESH, InitMode.ADOPT, InitMode.AS_RECORDED):
             hint = "; pass fresh, adopt, as-recorded, or a file with exported records"
             facts["how"] = InitMode.RECORDS
             facts["items"] = [
                 {"uuid": uuid, **make_record_fields(record)}
-                for uuid, record in _read_exported_records(Path(what), hint).items()
+                for uuid, record in _read_exported_records(Path(source), hint).items()
             ]
-        _confirm_records(instance, facts, yes=yes)
+        if not instance.snapshot.is_trusted:
+            _confirm_records(instance, facts, yes=yes)
     echo_wrapped(request_change(state, BEGIN, facts, instance.commit))
 
 
 def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: bool) -> None:
-    if instance.snapshot.is_trusted:
-        return
-    decisions, after = instance.commit.decisions, simulate_initialisation(instance, facts, current_time())
-    records = {each.server: after.stored_record(each.uuid) for each in decisions.servers.values()}
-    unknown = sum(record is None for record in records.values())
-    # These servers are unknown, and gitboot never installs a server without a record.
+    """Show the first record of each server. Ask for confirmation if gitboot would install a server."""
+    decisions = instance.commit.decisions
+    after = simulate_initialisation(instance, facts, current_time())
+    records = {decision.server: after.stored_record(decision.uuid) for decision in decisions.servers.values()}
+    unknown_count = sum(record is None for record in records.values())
+    # gitboot never installs a server without a record, because the state of such a server is unknown.
     installed = tuple(name for name in list_servers_to_install(after, decisions) if records[name] is not None)
-    described = {each.uuid for each in decisions.servers.values()}
-    others = {str(each["uuid"]): parse_record(each) for each in facts.get("items", ()) if each["uuid"] not in described}
-    click.echo(_format_first_records(records, installed, others))
+    described = {decision.uuid for decision in decisions.servers.values()}
+    other_records = {
+        str(item["uuid"]): parse_record(item) for item in facts.get("items", ()) if item["uuid"] not in described
+    }
+    click.echo(_format_first_records(records, installed, other_records))
     names = f": {', '.join(installed)}" if installed else ""
     click.echo(f"{format_count(len(installed), 'server')} would be installed{names}")
-    if unknown:
+    if unknown_count:
         click.echo(
-            f"{format_count(unknown, 'server')} would stay unknown, and gitboot does not install unknown servers"
+            f"{format_count(unknown_count, 'server')} would stay unknown, and gitboot does not install unknown servers"
         )
-    machines = (instance.commit.machines[decisions.servers[name].uuid] for name in installed)
-    if instance.commit.ledger is None and any(each.bmc is not None for each in machines):
+    machines = [instance.commit.machines[decisions.servers[name].uuid] for name in installed]
+    if instance.commit.ledger is None and any(machine.bmc is not None for machine in machines):
         click.echo(
             "the Fleet does not name a ledger, so gitboot does not set boot overrides. To name this instance's ledger, "
             f"add this to the Fleet's spec: provisioning: {{ledger: {after.facts.identity}}}"
@@ -191,19 +193,23 @@ def _format_first_records(
 
     ``other_records`` contains the records of machines without a Server document, by UUID.
     """
-    unknown = [(name, "-", "stays unknown and is not installed") for name, record in records.items() if record is None]
-    known = [(name, record) for name, record in records.items() if record is not None]
-    groups = [
-        [(name, _format_record(record), "will be installed") for name, record in known if name in servers_to_install],
-        unknown,
-        [(uuid, _format_record(record), "no Server document yet") for uuid, record in other_records.items()],
-        [(name, _format_record(record), "does not change") for name, record in known if name not in servers_to_install],
-    ]
+    groups: dict[str, list[tuple[str, str]]] = {  # servers and their records, by what happens
+        "will be installed": [],
+        "stays unknown and is not installed": [],
+        "no Server document yet": [(uuid, _format_record(record)) for uuid, record in other_records.items()],
+        "does not change": [],
+    }
+    for name, record in records.items():
+        if record is None:
+            groups["stays unknown and is not installed"].append((name, "-"))
+        else:
+            result = "will be installed" if name in servers_to_install else "does not change"
+            groups[result].append((name, _format_record(record)))
     rows: list[tuple[str, str, str]] = []
-    for group in groups:
-        rows += sorted(group)[:_MAX_ROWS]
-        if left := format_omitted(len(group) - _MAX_ROWS):
-            rows.append((left, "", group[0][2]))
+    for result, servers in groups.items():
+        rows += [(name, text, result) for name, text in sorted(servers)[:_MAX_ROWS]]
+        if left := format_omitted(len(servers) - _MAX_ROWS):
+            rows.append((left, "", result))
     return format_table(("SERVER", "RECORD", "WHAT HAPPENS"), rows)
 
 
@@ -248,7 +254,7 @@ _MAX_VERSION: Final = 200  # maximum length of a version that an operator can en
     },
 )
 @click.argument("servers", nargs=-1, shell_complete=complete_record_arguments)
-@click.argument("what", type=click.Choice(["provisioned", "pending"]))
+@click.argument("new_state", type=click.Choice(["provisioned", "pending"]))
 @click.option(
     "--image",
     metavar="NAME",
@@ -266,7 +272,7 @@ _MAX_VERSION: Final = 200  # maximum length of a version that an operator can en
 @evaluator_command
 def set_record(
     servers: tuple[str, ...],
-    what: str,
+    new_state: str,
     image: str | None,
     version: str | None,
     selector: str | None,
@@ -287,28 +293,32 @@ def set_record(
     For several servers, the command shows their records and asks for confirmation. It changes all of these records in
     one step.
     """
-    at, foreign = current_time(), image is not None or version is not None
-    if foreign and (what != "provisioned" or (image is not None and version is not None)):
+    at = current_time()
+    is_provisioned_now = new_state == "provisioned"
+    is_foreign = image is not None or version is not None
+    if is_foreign and (not is_provisioned_now or (image is not None and version is not None)):
         raise UsageError("to record what another tool installed, use `provisioned` with either --image or --version")
     if version is not None and not (version.isprintable() and version.strip() and len(version) <= _MAX_VERSION):
         raise UsageError(f"--version must be one line of text with at most {_MAX_VERSION} characters")
     with open_offline(state, at) as instance:
         selected = select_servers(instance, servers, selector)
         shown = [item for item in _build_record_items(instance) if item["server"] in selected]
-        if image is not None and image not in (images := instance.repository.images):
+        images = instance.repository.images
+        if image is not None and image not in images:
             hint = format_suggestion(image, images, "use --version to state the version instead")
             raise UsageError(f"the accepted commit has no BootImage {image!r}; {hint}")
-    items, installed = [], []
+    items: list[dict[str, object]] = []
+    installed: list[str] = []  # the servers that gitboot would install because of the new record
     for name, decision in selected.items():
         before = instance.snapshot.stored_record(decision.uuid) or Record()
         record = replace(
-            make_adopted_record(decision) if what == "provisioned" else Record(),
+            make_adopted_record(decision) if is_provisioned_now else Record(),
             # This time must not decrease. A lower value would look like an older backup.
             provisioned_at=max(at, before.provisioned_at or at),
             runs=before.runs,  # keep the runs of maintenances
-            evidence="Operator" if what == "provisioned" else None,
+            evidence="Operator" if is_provisioned_now else None,
         )
-        if foreign:
+        if is_foreign:
             is_planned = image == record.image
             record = replace(record, image=image, version=version, decision=record.decision if is_planned else None)
             if decision.installation is not None and decision.policy and not is_provisioned(decision.policy, record):
@@ -319,11 +329,13 @@ def set_record(
             "seen": get_provisioning_fields(before),
             **make_record_fields(record),
         }
-        items.append({**item, "isForeign": True} if foreign else item)
+        if is_foreign:
+            item["isForeign"] = True
+        items.append(item)
     if len(items) > 1 or not servers or installed:
         click.echo(_format_text(shown, None))
-        stated = f" with {image or f'version {version}'}" if foreign else ""
-        click.echo(f"gitboot would record {format_count(len(items), 'server')} as {what}{stated}: {reason}")
+        installation = f" with {image or f'version {version}'}" if is_foreign else ""
+        click.echo(f"gitboot would record {format_count(len(items), 'server')} as {new_state}{installation}: {reason}")
         if installed:
             click.echo(
                 f"{format_count(len(installed), 'server')} would be installed ({', '.join(installed)}), because their "
@@ -415,23 +427,29 @@ def take_over(file: Path, state: Path, reason: str) -> None:
     """
     exported = read_hand_over(file)
     with open_offline(state, current_time()) as instance:
-        record, server = build_taken_record(exported, instance), _find_current_name(exported, instance)
+        record = build_taken_record(exported, instance)
+        server = _find_current_name(exported, instance)
     item = {"uuid": exported["uuid"], "server": server, **make_record_fields(record)}
     facts = {"items": [item], "reason": reason, "commit": exported["commit"], "unknown": True}
     echo_wrapped(request_change(state, RECORDS, facts))
 
 
 def _read_exported_records(file: Path, hint: str = "") -> dict[SystemUuid, Record]:
+    """Read exported records. Raises `UsageError` with the hint if the file cannot be read."""
     try:
         return read_records(file)
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}{hint}") from None
 
 
+# The states of records as in the table, with those that need an operator first.
 _STATE_ORDER: Final = ("unknown", "consumed", "failed", "served", "started", "pending", "drifted", "provisioned")
+_UNPROVEN_STATES: Final = ("unknown", "consumed", "failed")
+_MAX_NAMES: Final = 20  # maximum number of names in a command that a person types
 
 
 def _build_record_items(instance: OfflineInstance) -> list[dict[str, Any]]:
+    """Return the records of all servers as items of the JSON document, in the order of their states."""
     items = []
     for name, decision in instance.commit.decisions.servers.items():
         record = instance.snapshot.stored_record(decision.uuid)
@@ -463,33 +481,35 @@ def _describe_state(item: dict[str, Any]) -> str:
     return step
 
 
-_UNPROVEN_STATES: Final = _STATE_ORDER[:3]
-_MAX_NAMES: Final = 20  # maximum number of names in a command that a person types
-
-
 def _format_text(items: list[dict[str, Any]], trust_problem: str | None, site: str | None = None) -> str:
+    """Format a table of records, what to do about unproven records, and the number of servers by state.
+
+    If gitboot does not trust the ledger, ``trust_problem`` states what to do instead.
+    """
     header = ("SERVER", "WANTED", "PROVISIONED", "IMAGE", "POOL", "EVIDENCE", "SINCE", "DRIFT")
+    lines = [format_table(header, map(_format_row, items), optional=4), ""]
     unproven = [item["server"] for item in items if _describe_state(item) in _UNPROVEN_STATES]
-    below = [wrap_text(trust_problem)] if trust_problem else []
-    if unproven and not trust_problem:
-        named = quote_words(*unproven[:_MAX_NAMES])
-        below = [
+    if trust_problem:
+        lines += [wrap_text(trust_problem), ""]
+    elif unproven:
+        lines += [
             "Check these servers' disks, then record each server as provisioned or pending:",
-            f"    gitboot records set {named} provisioned --state STATE --reason '…'",
+            f"    gitboot records set {quote_words(*unproven[:_MAX_NAMES])} provisioned --state STATE --reason '…'",
+            "",
         ]
     counts = Counter(map(_describe_state, items))
+    numbers = {state: f"{counts[state]} {state}" for state in _STATE_ORDER if counts[state]}
     reinstalls = sum(_describe_state(item) == "pending" and item["record"]["provision"] is not None for item in items)
-    more = {"pending": f" ({reinstalls} of them to be reinstalled)"} if reinstalls else {}
-    shown = ", ".join(f"{counts[what]} {what}{more.get(what, '')}" for what in _STATE_ORDER if counts[what])
-    where = f" at the site {site}" if site is not None else ""
-    total = f"{format_count(len(items), 'server')}{where}: {shown or 'none'}"
-    return "\n".join(
-        [format_table(header, map(_format_row, items), optional=4), *(["", *below] if below else []), "", total]
-    )
+    if reinstalls:
+        numbers["pending"] += f" ({reinstalls} of them to be reinstalled)"
+    place = f" at the site {site}" if site is not None else ""
+    lines.append(f"{format_count(len(items), 'server')}{place}: {', '.join(numbers.values()) or 'none'}")
+    return "\n".join(lines)
 
 
 def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
-    record, state = item["record"] or {}, _describe_state(item)
+    record = item["record"] or {}
+    state = _describe_state(item)
     provisioned = "unknown"
     if item["step"] != "Unknown":
         provisioned = str(record["provision"]) if record["provision"] is not None else "pending"
@@ -501,8 +521,8 @@ def _format_row(item: dict[str, Any]) -> tuple[str, ...]:
     elif state in ("consumed", "failed", "served", "started", "pending"):
         evidence = state
     if state in ("failed", "served", "started"):
-        last = record["attempts"][-1]
-        since = (last["failed"] or last["started"] or last["boots"][-1])["at"]
+        attempt = record["attempts"][-1]
+        since = (attempt["failed"] or attempt["started"] or attempt["boots"][-1])["at"]
     elif state == "pending":
         since = None  # the time of the earlier installation
     return (
@@ -525,34 +545,18 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
 
     Raises `UsageError` if the instance has not released the server yet.
     """
-    facts = instance.snapshot.facts
+    snapshot = instance.snapshot
     server, uuid = _find_machine(server, instance)
-    if uuid in instance.commit.machines:
-        is_named = facts.orders is None or facts.orders.ledger in (None, facts.identity)
-        hint = "move the server in Git first" if is_named else "wait until the instance has accepted the newer commit"
-        raise UsageError(
-            f"{server} still belongs to this instance in the accepted commit {instance.commit.revision[:12]}: {hint}"
-        )
-    leftover = [each for each in instance.snapshot.list_overrides(uuid) if each.may_be_left_on_bmc]
-    if leftover:
-        raise UsageError(
-            f"gitboot has not yet cleared the override for {leftover[0].reason} on {server}'s BMC: try again later"
-        )
-    is_reassigned = server in instance.commit.decisions.servers  # another machine now has the name of the server
-    if facts.output is not None and not is_reassigned and (Path(facts.output) / state_path(server)).exists():
-        raise UsageError(f"{facts.output} still contains boot files for {server}: wait for the next reconcile")
-    has_spool = facts.spool is not None and Path(facts.spool).is_dir()
-    new = read_new_lines(Path(facts.spool or ""), instance.snapshot.spool_offsets).observations if has_spool else []
-    if instance.snapshot.pending.get(uuid) or any(each.server == server for each in new):
-        raise UsageError(f"the instance has not processed {server}'s latest requests yet: wait for the next reconcile")
-    if (record := instance.snapshot.stored_record(uuid)) is None:
+    _require_released(server, uuid, instance)
+    record = snapshot.stored_record(uuid)
+    if record is None:
         raise UsageError(
             f"the ledger has no record of {server}; run `gitboot records set` at the server's new site to record what "
             "is installed"
         )
     since = record.provisioned_at
-    is_open = any(since is None or since < each.last_seen.at for each in record.attempts)
-    if is_open or record.consumed_at is not None or any(not each.is_withheld for each in record.unknown_serves):
+    is_open = any(since is None or since < attempt.last_seen.at for attempt in record.attempts)
+    if is_open or record.consumed_at is not None or any(not serve.is_withheld for serve in record.unknown_serves):
         raise UsageError(
             f"an installation of {server} started here, but gitboot has no evidence that it finished. Check the "
             "server, then run `gitboot records set` at the server's new site to record what is installed"
@@ -562,12 +566,37 @@ def build_hand_over(server: str, instance: OfflineInstance, at: datetime) -> dic
         "server": server,
         "uuid": uuid,
         "commit": instance.commit.revision,
-        "ledger": facts.identity,
-        "site": facts.site or None,
+        "ledger": snapshot.facts.identity,
+        "site": snapshot.facts.site or None,
         "at": format_instant(at),
         # Mark the boot as consumed, because the new site must not serve a boot again that was served here.
         "record": make_record_fields(replace(record, grace_until=None)),
     }
+
+
+def _require_released(server: str, uuid: SystemUuid, instance: OfflineInstance) -> None:
+    """Raise `UsageError` if the instance still has something to do for a machine, and state what it waits for."""
+    facts = instance.snapshot.facts
+    if uuid in instance.commit.machines:
+        is_named = facts.orders is None or facts.orders.ledger in (None, facts.identity)
+        hint = "move the server in Git first" if is_named else "wait until the instance has accepted the newer commit"
+        raise UsageError(
+            f"{server} still belongs to this instance in the accepted commit {instance.commit.revision[:12]}: {hint}"
+        )
+    for override in instance.snapshot.list_overrides(uuid):
+        if override.may_be_left_on_bmc:
+            raise UsageError(
+                f"gitboot has not yet cleared the override for {override.reason} on {server}'s BMC: try again later"
+            )
+    is_reassigned = server in instance.commit.decisions.servers  # another machine now has the name of the server
+    if facts.output is not None and not is_reassigned and (Path(facts.output) / state_path(server)).exists():
+        raise UsageError(f"{facts.output} still contains boot files for {server}: wait for the next reconcile")
+    has_unread_requests = bool(instance.snapshot.pending.get(uuid))
+    if facts.spool is not None and Path(facts.spool).is_dir():
+        new_lines = read_new_lines(Path(facts.spool), instance.snapshot.spool_offsets)
+        has_unread_requests |= any(observation.server == server for observation in new_lines.observations)
+    if has_unread_requests:
+        raise UsageError(f"the instance has not processed {server}'s latest requests yet: wait for the next reconcile")
 
 
 def _find_machine(server: str, instance: OfflineInstance) -> tuple[str, SystemUuid]:
@@ -578,36 +607,36 @@ def _find_machine(server: str, instance: OfflineInstance) -> tuple[str, SystemUu
     with suppress(Malformed):
         if (by_uuid := machines.get(parse_uuid(server))) is not None:
             return by_uuid.name, by_uuid.uuid
-    found = sorted(uuid for uuid, machine in machines.items() if machine.name == server)
-    if not found:
+    uuids = sorted(uuid for uuid, machine in machines.items() if machine.name == server)
+    if not uuids:
         raise UsageError(
             f"this instance has never managed a server named {server}: use the server's UUID, or its last name at this "
             "site"
         )
-    if len(found) > 1:
+    if len(uuids) > 1:
         raise UsageError(
-            f"this instance has managed {len(found)} machines named {server}: specify a UUID instead "
-            f"({', '.join(found[:-1])} or {found[-1]})"
+            f"this instance has managed {len(uuids)} machines named {server}: specify a UUID instead "
+            f"({', '.join(uuids[:-1])} or {uuids[-1]})"
         )
-    return server, found[0]
+    return server, uuids[0]
 
 
 def read_hand_over(file: Path) -> dict[str, Any]:
     """Read a file with the output of `build_hand_over`. Raises `UsageError` if the file contains anything else."""
     try:
-        found = json.loads(file.read_bytes())
-        if found["kind"] != HAND_OVER_KIND:
-            raise ValueError(f"the kind is {found['kind']}")
-        parse_uuid(found["uuid"])
-        parse_record(found["record"])
-        texts = [found[each] for each in ("server", "commit", "ledger", "at")]
-        if not all(isinstance(each, str) for each in texts):
+        hand_over = json.loads(file.read_bytes())
+        if hand_over["kind"] != HAND_OVER_KIND:
+            raise ValueError(f"the kind is {hand_over['kind']}")
+        parse_uuid(hand_over["uuid"])
+        parse_record(hand_over["record"])
+        texts = [hand_over[name] for name in ("server", "commit", "ledger", "at")]
+        if not all(isinstance(text, str) for text in texts):
             raise ValueError("`server`, `commit`, `ledger` and `at` must be strings")
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UsageError(f"{file} is not the output of `gitboot records hand-over`: {error}") from None
-    return dict(found)
+    return dict(hand_over)
 
 
 def _find_current_name(hand_over: dict[str, Any], instance: OfflineInstance) -> str:
