@@ -18,7 +18,7 @@ from gitboot.cli.commands.artifacts import build_fetcher
 from gitboot.cli.commands.new import image_keys_option, open_image_keys
 from gitboot.cli.completion import complete_streams
 from gitboot.cli.evaluated_fleet import FleetEvaluator, plan_fleet, print_missing_instance, records_option
-from gitboot.cli.evaluator_child import evaluator_command, limit_evaluation
+from gitboot.cli.evaluator_child import SetLimits, evaluator_command, limit_evaluation
 from gitboot.cli.instance_client import InstanceReader, StateReader, open_instance, read_rollout_evidence
 from gitboot.cli.main import Command, Exit, Group, find_exit_code
 from gitboot.cli.options import (
@@ -116,47 +116,51 @@ def command(
 
 
 def _format_tables(report: ImageReport) -> Iterator[str]:
-    rows: list[tuple[str, ...]] = [
+    """Yield the table of images, and each other table that has rows."""
+    image_rows = [
         (
-            each.name,
-            each.version,
-            str(each.decided),
-            "?" if each.provisioned is None else str(each.provisioned),
-            str(each.maintenances),
-            ", ".join(each.streams) or "-",
+            image.name,
+            image.version,
+            str(image.decided),
+            "?" if image.provisioned is None else str(image.provisioned),
+            str(image.maintenances),
+            ", ".join(image.streams) or "-",
         )
-        for each in report.items
+        for image in report.items
     ]
-    yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), rows, optional=1)
-    has_claims = any(provenance is not None for each in report.items for provenance in each.files.values())
-    more_tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {
-        ("VERSION FROM ANOTHER TOOL", "INSTALLED"): [(each, str(number)) for each, number in report.foreign.items()],
-        ("IMAGE", "CLAIMED PROVENANCE", "FILES FROM"): [
-            (each.name, _format_origins(each.files.values()), ", ".join(each.hosts))
-            for each in report.items
-            if has_claims
+    yield format_table(("IMAGE", "VERSION", "PLANNED", "INSTALLED", "MAINTENANCE", "STREAMS"), image_rows, optional=1)
+    provenance_rows: list[tuple[str, ...]] = []
+    if any(provenance is not None for image in report.items for provenance in image.files.values()):
+        provenance_rows = [
+            (image.name, _format_origins(image.files.values()), ", ".join(image.hosts)) for image in report.items
+        ]
+    more_tables: dict[tuple[str, ...], list[tuple[str, ...]]] = {  # the rows by header
+        ("VERSION FROM ANOTHER TOOL", "INSTALLED"): [
+            (version, str(number)) for version, number in report.foreign.items()
         ],
+        ("IMAGE", "CLAIMED PROVENANCE", "FILES FROM"): provenance_rows,
         ("STREAM", "SERVERS", "CURRENT", "ROLLOUT"): list(map(_format_stream, report.streams)),
         ("STREAM", "FOLLOWS", "REQUIRED PROVENANCE"): [
-            (each.name, _format_follow(each.follow) if each.follow is not None else "-", each.require_provenance)
-            for each in report.streams
-            if each.follow is not None or each.require_provenance is RequiredProvenance.SIGNED
+            (stream.name, _format_follow(stream.follow), stream.require_provenance)
+            for stream in report.streams
+            if stream.follow is not None or stream.require_provenance is RequiredProvenance.SIGNED
         ],
         ("BOOTS WITHOUT A STREAM", "IMAGE", "STREAM THAT REQUIRES SIGNED IMAGES"): [
-            (str(each.document), each.image, each.stream) for each in report.uncovered
+            (str(boot.document), boot.image, boot.stream) for boot in report.uncovered
         ],
         ("ROLLOUT", "PERCENT", "ADDED", "SERVERS"): [
             (stream.name, *row) for stream in report.streams for row in _format_next_servers(stream.joining)
         ],
         ("PIN OR HOLD", "IMAGE", "DEADLINE", "SERVERS"): list(map(_format_opt_out, report.behind)),
         ("SERVER", "IMAGE", "VERSION", "MINIMUM VERSION", "STREAM"): [
-            (each.server, each.image, each.version, each.minimum_version, each.stream) for each in report.too_old
+            (server.server, server.image, server.version, server.minimum_version, server.stream)
+            for server in report.too_old
         ],
     }
-    reasons = {"PIN OR HOLD": [wrap_text(each.reason, "    ") for each in report.behind]}
-    for header, found in more_tables.items():
-        if found:
-            yield format_table(header, found, below=reasons.get(header[0], ()))
+    reasons = {"PIN OR HOLD": [wrap_text(opt_out.reason, "    ") for opt_out in report.behind]}
+    for header, rows in more_tables.items():
+        if rows:
+            yield format_table(header, rows, below=reasons.get(header[0], ()))
 
 
 def _format_origins(files: Iterable[Provenance | None]) -> str:
@@ -169,12 +173,19 @@ def _format_origins(files: Iterable[Provenance | None]) -> str:
     return ", ".join(text if len(counts) == 1 else f"{text}: {format_count(counts[text], 'file')}" for text in texts)
 
 
-def _format_follow(follow: Follow) -> str:
+def _format_follow(follow: Follow | None) -> str:
     """Format the source that a stream follows, and the rules for choosing releases."""
-    parts = [follow.source, *([f"channel {follow.channel}"] if follow.channel is not None else [])]
-    parts += [f"from {follow.minimum_version}"] if follow.minimum_version is not None else []
-    parts += [f"below {follow.below_version}"] if follow.below_version is not None else []
-    parts += [f"after {follow.minimum_age}"] if follow.minimum_age != "0s" else []
+    if follow is None:
+        return "-"
+    parts: list[str] = [follow.source]
+    if follow.channel is not None:
+        parts.append(f"channel {follow.channel}")
+    if follow.minimum_version is not None:
+        parts.append(f"from {follow.minimum_version}")
+    if follow.below_version is not None:
+        parts.append(f"below {follow.below_version}")
+    if follow.minimum_age != "0s":
+        parts.append(f"after {follow.minimum_age}")
     return ", ".join((*parts, *follow.architectures, f"begins at {follow.percent} %"))
 
 
@@ -200,10 +211,13 @@ _MAX_STEPS: Final = 8  # rows for the percentages at which servers join, as in p
 
 
 def _format_next_servers(joining: Sequence[JoiningServers]) -> Iterator[tuple[str, str, str]]:
-    rows = [(f"{each.percent} %", each.servers) for each in joining[:_MAX_STEPS]]
-    if later := joining[_MAX_STEPS:]:
-        last = f"–{later[-1].percent}" if len(later) > 1 else ""
-        rows.append((f"{later[0].percent}{last} %", tuple(server for each in later for server in each.servers)))
+    """Yield a row for each of the next steps of a rollout, and one row for all later steps."""
+    rows = [(f"{step.percent} %", step.servers) for step in joining[:_MAX_STEPS]]
+    later_steps = joining[_MAX_STEPS:]
+    if later_steps:
+        last = f"–{later_steps[-1].percent}" if len(later_steps) > 1 else ""
+        servers = tuple(server for step in later_steps for server in step.servers)
+        rows.append((f"{later_steps[0].percent}{last} %", servers))
     for percent, servers in rows:
         yield percent, str(len(servers)), format_names(servers, _MAX_NAMES)
 
@@ -226,11 +240,11 @@ class CommittedFleet:
     def validate(self, snapshot: Snapshot) -> FleetRepository:
         """Return a changed fleet. Raises `InvalidRepository` if the changed fleet has errors."""
         with limit_evaluation() as set_limits:
-            found = self._evaluate(snapshot, set_limits)
+            repository = self._evaluate(snapshot, set_limits)
         lift_processor_limit()
-        return found
+        return repository
 
-    def _evaluate(self, snapshot: Snapshot, set_limits: Any) -> FleetRepository:
+    def _evaluate(self, snapshot: Snapshot, set_limits: SetLimits) -> FleetRepository:
         return self._evaluator.evaluate(snapshot, set_limits).head.decided.repository
 
 
@@ -301,15 +315,17 @@ def update_images_command(
     with open_image_keys(image_keys) as keys, show_downloads() as progress:
         reader = ReleaseFinder(fetcher, keys, registry)
         updater = StreamUpdater(fleet, reader, progress, branch_prefix=branch_prefix, now=now, dry_run=dry_run)
-        done = [updater.update(each) for each in followed]
-    updates = [update for update, _ in done]
+        results = [updater.update(followed_stream) for followed_stream in followed]
+    updates = [update for update, _ in results]
+    errors = [error for _, error in results if error is not None]
     as_json = partial(_format_json, fleet.snapshot.revision, updates)
     if bundle is not None:
-        if new := [each.branch for each in updates if each.branch is not None and each.new]:
-            write_bundle(path, bundle, new)
+        new_branches = [update.branch for update in updates if update.branch is not None and update.new]
+        if new_branches:
+            write_bundle(path, bundle, new_branches)
         write_output_file(bundle.with_name(f"{bundle.name}.json"), [f"{as_json()}\n".encode()])
     write_outputs(outputs, json=as_json, text=lambda: "\n".join(_format_text(updates)))
-    sys.exit(next((find_exit_code(error) for _, error in done if error is not None), Exit.FINE))
+    sys.exit(find_exit_code(errors[0]) if errors else Exit.FINE)
 
 
 def _format_json(base: Revision, updates: Sequence[StreamUpdate]) -> str:
@@ -318,30 +334,36 @@ def _format_json(base: Revision, updates: Sequence[StreamUpdate]) -> str:
     ``body`` is the text for a pull request. Vendor text in it is in code blocks, so that forges do not interpret the
     text.
     """
-    bodies = [format_code_block(each.message.splitlines()) if each.message else "" for each in updates]
-    items = [{**to_json_value(each), "body": body} for each, body in zip(updates, bodies, strict=True)]
+    items = [
+        {
+            **to_json_value(update),
+            "body": format_code_block(update.message.splitlines()) if update.message else "",
+        }
+        for update in updates
+    ]
     return format_document(base=base, streams=items)
 
 
 def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
     if not updates:
         yield wrap_text("no stream in the commit has spec.follow; if you added this field, commit the change first")
-    for each in updates:
-        yield wrap_text(f"{each.stream}: {each.outcome.lower()}: {each.why}")
-        for file in each.files:
+    for update in updates:
+        yield wrap_text(f"{update.stream}: {update.outcome.lower()}: {update.why}")
+        for file in update.files:
             yield wrap_text(f"{'.'.join(map(str, file.at))}: {format_origin(file)}", "    ", continuation="        ")
-        if each.branch is not None:
-            if each.new:
-                commit_text = f"gitboot committed this proposal to the branch {each.branch}"
-            elif each.commit is not None:
-                commit_text = f"this proposal is already on the branch {each.branch}"
+        if update.branch is not None:
+            if update.new:
+                commit_text = f"gitboot committed this proposal to the branch {update.branch}"
+            elif update.commit is not None:
+                commit_text = f"this proposal is already on the branch {update.branch}"
             else:
-                commit_text = f"gitboot would commit this proposal to the branch {each.branch}"
+                commit_text = f"gitboot would commit this proposal to the branch {update.branch}"
             yield wrap_text(commit_text, "    ")
-        for superseded in each.supersedes:
-            yield wrap_text(f"this proposal supersedes the branch {superseded}", "    ")
-        if each.commit is None and each.document:
-            yield from ("", each.document)
+        for superseded_branch in update.supersedes:
+            yield wrap_text(f"this proposal supersedes the branch {superseded_branch}", "    ")
+        if update.commit is None and update.document:
+            yield ""
+            yield update.document
 
 
 class PercentListType(click.ParamType[tuple[int, ...]]):
@@ -352,8 +374,8 @@ class PercentListType(click.ParamType[tuple[int, ...]]):
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        parts = [each.strip() for each in value.split(",")]
-        steps = tuple(int(each) for each in parts if each.isdecimal() and int(each) <= 100)
+        parts = [part.strip() for part in value.split(",")]
+        steps = tuple(int(part) for part in parts if part.isdecimal() and int(part) <= 100)
         if len(steps) != len(parts) or list(steps) != sorted(set(steps)):
             self.fail(f"{value!r}: expected percentages in ascending order, for example 1,10,50,100", param, context)
         return steps
@@ -479,7 +501,8 @@ def advance_stream(
         check_branch(branch)
     if rev is not None and no_commit:
         raise UsageError("--no-commit changes the file in the work tree: remove --rev")
-    evaluator, proposal = FleetEvaluator(current_time()), None
+    evaluator = FleetEvaluator(current_time())
+    proposal: _Proposal | None = None
     with limit_evaluation() as set_limits:
         instance: InstanceReader
         if records is not None:
@@ -492,38 +515,47 @@ def advance_stream(
         def decide(snapshot: Snapshot) -> FleetDecisions:
             return evaluator.evaluate(snapshot, set_limits).head.decided
 
-        snapshot = open_snapshot(path, WORKTREE if no_commit else rev or "HEAD")
-        decided = decide(snapshot)
-
         def find_applied_commit(commit: Revision) -> AppliedRollout:
             applied = decide(open_snapshot(path, commit))
             return find_applied_rollout(stream, applied.repository, applied.decisions)
 
-        rollout = _find_rollout(stream, decided.repository, accept_fetched=accept_fetched)
+        snapshot = open_snapshot(path, WORKTREE if no_commit else rev or "HEAD")
+        repository = decide(snapshot).repository
+        rollout = _find_rollout(stream, repository, accept_fetched=accept_fetched)
         if rollout is None:
-            found = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
+            progress = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
         else:
-            proof = read_rollout_evidence(instance, find_applied_commit)
-            found = decide_next_step(
-                stream, rollout, *proof, steps=steps, after=after, at=current_time(), accept_fetched=accept_fetched
+            applied_rollout, report = read_rollout_evidence(instance, find_applied_commit)
+            progress = decide_next_step(
+                stream,
+                rollout,
+                applied_rollout,
+                report,
+                steps=steps,
+                after=after,
+                at=current_time(),
+                accept_fetched=accept_fetched,
             )
-        if found.next is not None:
-            file, content, changed = _build_change(found, snapshot, decided.repository)
-            decide(changed)  # this raises `InvalidRepository` if the changed fleet is invalid
-            suffix = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(found.next))))
-            name = None if no_commit else branch or f"gitboot/rollout-{suffix}"
-            proposal = _Proposal(made="Nothing", file=file, message=_format_commit_message(found), branch=name)
+        if progress.next is not None:
+            file, content, changed_snapshot = _build_change(progress, snapshot, repository)
+            decide(changed_snapshot)  # this raises `InvalidRepository` if the changed fleet is invalid
+            suffix = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(progress.next))))
+            branch = None if no_commit else branch or f"gitboot/rollout-{suffix}"
+            proposal = _Proposal(made="Nothing", file=file, message=_format_commit_message(progress), branch=branch)
     if proposal is not None:
-        proposal = _commit_change(path, snapshot.revision, proposal, content, dry_run=dry_run)
-    as_json = partial(format_document, **to_json_value(found), proposal=to_json_value(proposal))
-    write_outputs(outputs, json=as_json, text=partial(_format_rollout, found, proposal))
-    sys.exit({StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}.get(found.outcome, Exit.FINE))
+        proposal = _write_proposal(path, snapshot.revision, proposal, content, dry_run=dry_run)
+    as_json = partial(format_document, **to_json_value(progress), proposal=to_json_value(proposal))
+    write_outputs(outputs, json=as_json, text=partial(_format_rollout, progress, proposal))
+    exit_codes = {StepOutcome.WAITS: Exit.WAITS, StepOutcome.STOPPED: Exit.HELD}
+    sys.exit(exit_codes.get(progress.outcome, Exit.FINE))
 
 
 class _Proposal(Struct, frozen=True, kw_only=True):
+    """A change to the percentage of a rollout."""
+
     made: Literal["Written", "Proposed", "Nothing"]  # Proposed: the branch already existed; Nothing: this is a dry run
-    file: str
-    message: str
+    file: str  # the path of the changed file in the fleet
+    message: str  # the commit message
     branch: str | None  # None: the change is only in the work tree
     commit: Revision | None = None
 
@@ -536,15 +568,16 @@ def _find_rollout(stream: str, repository: FleetRepository, *, accept_fetched: b
     if stream not in repository.streams:
         hint = format_suggestion(stream, repository.streams, "`gitboot images` lists the streams")
         raise UsageError(f"there is no ImageStream {stream!r}; {hint}")
-    found, fleet = repository.streams[stream].spec.rollout, repository.fleet
-    if found is not None and fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:
+    rollout = repository.streams[stream].spec.rollout
+    fleet = repository.fleet
+    if rollout is not None and fleet.spec.provisioning.evidence is Evidence.FETCHED and not accept_fetched:
         name = fleet.metadata.name
         raise UsageError(
             f"{repository.origins[Id('Fleet', name)].path}: Fleet {name}: spec.provisioning.evidence is "
             "Fetched, but a fetch does not prove that the image is on a disk. Set `evidence: Reported` and let the "
             "installers report their completion. To advance without proof, add --accept-fetched"
         )
-    return found
+    return rollout
 
 
 _PERCENT_FIELD: Final = ("spec", "rollout", "percent")
@@ -571,23 +604,28 @@ def _format_commit_message(step: RolloutProgress) -> str:
     )
 
 
-def _commit_change(path: Path, base: Revision, message: _Proposal, content: bytes, *, dry_run: bool) -> _Proposal:
-    branch, files = message.branch, {message.file: content}
-    if branch is not None and (is_there := branch_contains_files(path, branch, files)) is not None:
-        if not is_there:
-            raise UsageError(
-                f"the branch {branch} already exists and contains a different {message.file}, perhaps from an earlier "
-                "rollout: delete the branch, or choose another branch with --branch"
-            )
-        return structs.replace(message, made="Proposed")
+def _write_proposal(path: Path, base: Revision, proposal: _Proposal, content: bytes, *, dry_run: bool) -> _Proposal:
+    """Write a proposal into the work tree or commit it on its branch. Return what was made.
+
+    Raises `UsageError` if the branch exists and has another content of the file.
+    """
+    branch = proposal.branch
+    files = {proposal.file: content}
+    has_content = branch_contains_files(path, branch, files) if branch is not None else None  # None: no such branch
+    if has_content is False:
+        raise UsageError(
+            f"the branch {branch} already exists and contains a different {proposal.file}, perhaps from an earlier "
+            "rollout: delete the branch, or choose another branch with --branch"
+        )
+    if has_content:
+        return structs.replace(proposal, made="Proposed")
     if dry_run:
-        return message
+        return proposal
     if branch is None:
-        write_output_file(path / message.file, [content])
-        return structs.replace(message, made="Written")
-    return structs.replace(
-        message, made="Written", commit=propose_commit(path, base, branch, files, message.message, current_time())
-    )
+        write_output_file(path / proposal.file, [content])
+        return structs.replace(proposal, made="Written")
+    commit = propose_commit(path, base, branch, files, proposal.message, current_time())
+    return structs.replace(proposal, made="Written", commit=commit)
 
 
 _OUTCOME_TEXTS: Final = {
