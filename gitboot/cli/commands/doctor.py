@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
 from ipaddress import ip_address
@@ -42,6 +42,7 @@ from gitboot.publish.durable_files import is_readable_by_others
 from gitboot.publish.manifest import MANIFEST, parse_head
 from gitboot.render.dhcp import (
     LONGEST_PROXY_URL,
+    Mirror,
     list_loader_offers,
     list_mirrors,
     list_omitted_proxy_urls,
@@ -114,11 +115,11 @@ def command(
     With --config, gitboot reads the configuration file of `gitboot run`.
     """
     reject_old_variables()
-    checked = _run_checks(state, output, credentials, MachineTls(machines_tls, firmware_ciphers, machines_ca))
-    found = tuple(dict.fromkeys(checked))  # check each mirror once, because several sites may use the same mirror
-    text = partial("\n".join, [_format_result(each) for each in found])
-    write_outputs(outputs, json=partial(format_document, items=found), text=text)
-    if any(each.health == "failed" for each in found):
+    checks = _run_checks(state, output, credentials, MachineTls(machines_tls, firmware_ciphers, machines_ca))
+    results = tuple(dict.fromkeys(checks))  # show each result once, because several sites may use the same mirror
+    text = partial("\n".join, [_format_result(result) for result in results])
+    write_outputs(outputs, json=partial(format_document, items=results), text=text)
+    if any(result.health == "failed" for result in results):
         sys.exit(Exit.PARTIAL)
 
 
@@ -149,17 +150,20 @@ def _run_checks(
     except HeldByAnother as error:
         yield make_success("ledger", str(error))  # an instance on another host uses the ledger
         return
-    if (lease := read_own_lease(state)) is not None:
+    lease = read_own_lease(state)
+    if lease is not None:
         yield make_success(
             "lease",
             f"the instance on this host is active and is renewing lease {lease.number} (valid until {lease.until})",
         )
     with open_offline(state, current_time()) as instance:
         places = {"STATE": str(state)}
-        if (tree := output or instance.snapshot.facts.output) is not None:
+        tree = output or instance.snapshot.facts.output
+        if tree is not None:
             places["OUTPUT"] = str(tree)
-        for each in _check_instance(instance, state, output, credentials, tls):
-            yield structs.replace(each, hint=each.hint and fill_placeholders(each.hint, places))
+        for result in _check_instance(instance, state, output, credentials, tls):
+            hint = fill_placeholders(result.hint, places) if result.hint else result.hint
+            yield structs.replace(result, hint=hint)
 
 
 def _check_instance(
@@ -204,7 +208,7 @@ class CheckResult(Struct, frozen=True, kw_only=True):
 
 
 CheckResults = Iterator[CheckResult]
-_CLOCK: Final = {
+_CLOCK_RESULTS: Final = {
     ClockState.SYNCHRONISED: (Health.FINE, "a time service is synchronizing the clock", None),
     ClockState.UNKNOWN: (
         Health.WARNING,
@@ -239,7 +243,7 @@ def check_git(features: Mapping[str, bool], version: str) -> CheckResults:
 
 def check_clock(clock_state: ClockState) -> CheckResults:
     """Check whether a time service synchronizes the clock."""
-    health, message, hint = _CLOCK[clock_state]
+    health, message, hint = _CLOCK_RESULTS[clock_state]
     yield CheckResult(subject="clock", health=health, message=message, hint=hint)
 
 
@@ -273,7 +277,7 @@ def check_ledger(instance: OfflineInstance, process_id: int | None) -> CheckResu
 def check_named_ledger(instance: OfflineInstance) -> CheckResults:
     """Check whether the Fleet allows this instance to publish and to change BMCs."""
     commit, identity = instance.commit, instance.snapshot.facts.identity
-    bmcs = sum(each.bmc is not None for each in commit.machines.values())
+    bmcs = sum(machine.bmc is not None for machine in commit.machines.values())
     if not commit.allows_ledger(identity):
         hint = (
             "gitboot status --state STATE  # only if this instance must become active: see the remedy for the "
@@ -328,15 +332,15 @@ def check_output(output: Path, state: Path, *, servers: int) -> CheckResults:
 
 def check_credentials(credentials: Path | None, instance: OfflineInstance) -> CheckResults:
     """Check that the credentials for each BMC exist, and that gitboot may send these credentials to the BMC."""
-    bmcs = {each.name: each.bmc for each in instance.commit.machines.values() if each.bmc is not None}
+    bmcs = {machine.name: machine.bmc for machine in instance.commit.machines.values() if machine.bmc is not None}
     if not bmcs:
         yield make_success("credentials", "no server has a BMC")
         return
-    found = CredentialDirectory(credentials)
+    directory = CredentialDirectory(credentials)
     for name in sorted({bmc.credentials for bmc in bmcs.values()}):
         servers = sorted(server for server, bmc in bmcs.items() if bmc.credentials == name)
         try:
-            trusted = found.read(name)
+            trusted = directory.read(name)
         except UsageError as error:
             yield _make_failure(
                 "credentials",
@@ -391,12 +395,11 @@ def check_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Ch
                 "certificate", f"machines can use {certificate} if it is valid for the host in the base URL"
             )
             return
-        hosts = sorted({host for url in _list_https_urls(decisions) if (host := urlsplit(url).hostname) is not None})
-        problems = {host: check(host=host) for host in hosts}
+        hosts = sorted({urlsplit(url).hostname or "" for url in _list_https_urls(decisions)} - {""})
+        usable = [host for host in hosts if check(host=host) is None]
     except UsageError as error:
         yield _make_failure("certificate", str(error), None)
         return
-    usable = [host for host, problem in problems.items() if problem is None]
     if usable:
         yield make_success("certificate", f"machines can use {certificate} for {format_names(usable, 3)}")
     elif hosts:  # only a warning, because other web servers may serve some of the hosts
@@ -421,8 +424,9 @@ def check_certificate(tls: MachineTls, decisions: Decisions | None = None) -> Ch
 
 
 def _list_https_urls(decisions: Decisions) -> set[str]:
-    urls = {each.base_url for each in list_mirrors(decisions)}
-    urls |= {each.endpoint for each in decisions.servers.values() if each.endpoint is not None}
+    """Return the base URLs and the endpoints' URLs that begin with https."""
+    urls = {mirror.base_url for mirror in list_mirrors(decisions)}
+    urls |= {decision.endpoint for decision in decisions.servers.values() if decision.endpoint is not None}
     return {url for url in urls if urlsplit(url).scheme == "https"}
 
 
@@ -443,10 +447,10 @@ def check_cipher_suites(url: str) -> CheckResults:
 
     parts = urlsplit(url)
     try:
-        found = has_firmware_suites(parts.hostname or "", parts.port or 443, _TIMEOUT_S)
+        is_suitable = has_firmware_suites(parts.hostname or "", parts.port or 443, _TIMEOUT_S)
     except OSError:
         return  # the check of the first script has already reported the error
-    if not found:
+    if not is_suitable:
         yield _make_warning(
             "certificate",
             f"{url} offers no cipher suite that common UEFI firmware supports, so HTTPS boot fails on many machines",
@@ -462,7 +466,7 @@ _LOADERS: Final = f"gitboot artifacts loaders --out OUTPUT/boot --path {_ACCEPTE
 def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
     """Check that each mirror serves the boot loaders and the first script whose URLs DHCP sends to machines."""
     fetcher = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=tls.authority)
-    first = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
+    first_script = "boot.ipxe" if Output.IPXE in decisions.outputs else "grub.cfg"
     offers = [
         offer
         for loader in (None, *list_requested_loaders(decisions))
@@ -471,16 +475,9 @@ def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
     loaders = sorted({offer.path for offer in offers})
     # DHCP sends these offers as URLs to UEFI HTTP boot, which fetches the loaders itself.
     loads_by_http = bool(decisions.outputs & _DHCP_OUTPUTS) and any(offer.client.http for offer in offers)
-    firmware_urls = {
-        file.url
-        for boot in (
-            *(decisions.unknown or {}).values(),
-            *(boot for each in decisions.servers.values() for boot in each.boots),
-        )
-        if (file := boot.http_boot_file) is not None
-    }
+    firmware_urls = _list_firmware_urls(decisions)
     for mirror in list_mirrors(decisions):
-        url = mirror.url(first)
+        url = mirror.url(first_script)
         try:
             fetcher.head(url)
         except GitbootError as error:
@@ -489,28 +486,41 @@ def check_mirrors(decisions: Decisions, tls: MachineTls) -> CheckResults:
             )
             continue
         yield make_success("DHCP", f"{url} can be fetched")
-        is_needed = loads_by_http or any(each.startswith(f"{mirror.base_url}/") for each in firmware_urls)
-        if is_needed and url.startswith("https:") and tls.firmware_ciphers:
+        is_for_firmware = loads_by_http or any(each.startswith(f"{mirror.base_url}/") for each in firmware_urls)
+        if is_for_firmware and url.startswith("https:") and tls.firmware_ciphers:
             yield from check_cipher_suites(mirror.base_url)
-        missing, faults = [], 0
-        for path in loaders:
-            try:
-                fetcher.head(url := mirror.loader_url(path))
-            except ArtifactMissing:
-                missing.append(path)
-            except GitbootError as error:
-                yield _make_failure("loaders", f"{url} cannot be read: {error}", f"curl -I {quote_words(url)}")
-                faults += 1
-        if missing:
-            yield _make_failure(
-                "loaders",
-                f"boot loaders that DHCP offers are missing from {mirror.base_url}/assets/: {format_names(missing, 3)}",
-                _LOADERS,
-            )
-        elif not faults:
-            yield make_success(
-                "loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/"
-            )
+        yield from _check_loaders(fetcher, mirror, loaders)
+
+
+def _list_firmware_urls(decisions: Decisions) -> set[str]:
+    """Return the URLs of the files that firmware fetches by UEFI HTTP boot."""
+    boots = [*(decisions.unknown or {}).values()]
+    for decision in decisions.servers.values():
+        boots += decision.boots
+    return {boot.http_boot_file.url for boot in boots if boot.http_boot_file is not None}
+
+
+def _check_loaders(fetcher: WebFetcher, mirror: Mirror, loaders: Sequence[str]) -> CheckResults:
+    """Check that a mirror serves the boot loaders at these paths."""
+    missing = []
+    has_fault = False
+    for path in loaders:
+        url = mirror.loader_url(path)
+        try:
+            fetcher.head(url)
+        except ArtifactMissing:
+            missing.append(path)
+        except GitbootError as error:
+            yield _make_failure("loaders", f"{url} cannot be read: {error}", f"curl -I {quote_words(url)}")
+            has_fault = True
+    if missing:
+        yield _make_failure(
+            "loaders",
+            f"boot loaders that DHCP offers are missing from {mirror.base_url}/assets/: {format_names(missing, 3)}",
+            _LOADERS,
+        )
+    elif not has_fault:
+        yield make_success("loaders", f"{format_count(len(loaders), 'loader')} below {mirror.base_url}/assets/loaders/")
 
 
 _NO_HTTP: Final = "the GRUB has no HTTP module"
@@ -522,8 +532,8 @@ def check_secure_boot(decisions: Decisions, authority: Path | None = None) -> Ch
     gitboot does not verify the signatures, because only the firmware contains the trusted keys. ``authority`` is a
     certificate authority that gitboot trusts in addition to the authorities that this machine trusts.
     """
-    servers_by_url: dict[str, set[str]] = {}
-    base_urls: dict[str, set[str]] = {}  # the servers that boot with shim, by base URL
+    servers_by_url: dict[str, set[str]] = {}  # the servers that verify the program at a URL
+    shim_servers: dict[str, set[str]] = {}  # the servers that boot with shim, by base URL
     for host in decisions.hosts:
         if not host.secure_boot or host.lifecycle is Lifecycle.RETIRED:
             continue
@@ -532,42 +542,43 @@ def check_secure_boot(decisions: Decisions, authority: Path | None = None) -> Ch
         if not decision.boots or any(boot.method is Method.PXE for boot in decision.boots):
             urls |= {f"{decision.base_url}/assets/{path}" for path in _list_verified_loaders(decisions, host)}
             if host.loader is Loader.SHIM:
-                base_urls.setdefault(decision.base_url, set()).add(host.server)
+                shim_servers.setdefault(decision.base_url, set()).add(host.server)
         for url in urls:
             servers_by_url.setdefault(url, set()).add(host.server)
-    fetcher, signed, faults = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=authority), 0, 0
-    fetch = f"curl {f'--cacert {quote_words(authority)} ' if authority is not None else ''}-fsSo program.efi "
+    fetcher = WebFetcher(deadline_s=_TIMEOUT_S, ca_bundle=authority)
+    has_fault = False
     for url, servers in sorted(servers_by_url.items()):
-        servers_text = _format_servers(servers)
-        try:
-            fault = _find_secure_boot_fault(fetcher, url)
-        except GitbootError as error:
-            yield _make_warning(
-                "Secure Boot",
-                f"{url} cannot be read: {error}; Secure Boot on {servers_text} requires this file",
-                f"curl -I {quote_words(url)}",
-            )
-            faults += 1
-            continue
-        signed += fault is None
-        faults += fault is not None
-        if fault == _NO_HTTP:
-            hint = f"{_LOADERS} --system DIR --system /  # DIR: the unpacked grub-efi-amd64-signed of Debian 13"
-            yield _make_warning(
-                "Secure Boot", f"the GRUB at {url} has no HTTP module, so it cannot boot {servers_text}", hint
-            )
-        elif fault is not None:
-            yield _make_warning(
-                "Secure Boot",
-                f"{url} {fault}, so the firmware on {servers_text} rejects it",
-                f"{fetch}{quote_words(url)} && sbverify --list program.efi",
-            )
-    if signed and not faults:
-        yield make_success(
-            "Secure Boot", f"signatures found in {format_count(signed, 'program')} for servers with Secure Boot"
-        )
-    for base_url, servers in sorted(base_urls.items()):
+        warning = _check_signed_program(fetcher, url, servers, authority)
+        if warning is not None:
+            yield warning
+            has_fault = True
+    if servers_by_url and not has_fault:
+        programs = format_count(len(servers_by_url), "program")
+        yield make_success("Secure Boot", f"signatures found in {programs} for servers with Secure Boot")
+    for base_url, servers in sorted(shim_servers.items()):
         yield from _check_signed_grub_script(fetcher, base_url, servers)
+
+
+def _check_signed_program(
+    fetcher: WebFetcher, url: str, servers: Collection[str], authority: Path | None
+) -> CheckResult | None:
+    """Return a warning if gitboot cannot read a program, or if the program cannot boot with Secure Boot."""
+    servers_text = _format_servers(servers)
+    try:
+        fault = _find_secure_boot_fault(fetcher, url)
+    except GitbootError as error:
+        message = f"{url} cannot be read: {error}; Secure Boot on {servers_text} requires this file"
+        return _make_warning("Secure Boot", message, f"curl -I {quote_words(url)}")
+    if fault is None:
+        return None
+    if fault == _NO_HTTP:
+        message = f"the GRUB at {url} has no HTTP module, so it cannot boot {servers_text}"
+        hint = f"{_LOADERS} --system DIR --system /  # DIR: the unpacked grub-efi-amd64-signed of Debian 13"
+        return _make_warning("Secure Boot", message, hint)
+    message = f"{url} {fault}, so the firmware on {servers_text} rejects it"
+    ca_option = f"--cacert {quote_words(authority)} " if authority is not None else ""
+    fetch = f"curl {ca_option}-fsSo program.efi {quote_words(url)}"
+    return _make_warning("Secure Boot", message, f"{fetch} && sbverify --list program.efi")
 
 
 def _check_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[str]) -> CheckResults:
@@ -582,13 +593,13 @@ def _check_signed_grub_script(fetcher: WebFetcher, base_url: str, servers: set[s
     try:
         fetcher.head(url)
     except GitbootError as error:
-        found, loads = _format_servers(servers), "loads" if len(servers) == 1 else "load"
+        condition = f"if {_format_servers(servers)} {'loads' if len(servers) == 1 else 'load'} shim over HTTP"
         if isinstance(error, ArtifactMissing) and urlsplit(base_url).path.strip("/"):
-            message = f"{url} is missing; add the file if {found} {loads} shim over HTTP instead of TFTP"
+            message = f"{url} is missing; add the file {condition} instead of TFTP"
             hint = f"curl -fsSO {quote_words(f'{base_url}/{path}')}  # then put the file at {url}"
             yield CheckResult(subject="Secure Boot", health=Health.FINE, message=message, hint=hint)
             return
-        message = f"{url} cannot be read: {error}; GRUB needs this file if {found} {loads} shim over HTTP"
+        message = f"{url} cannot be read: {error}; GRUB needs this file {condition}"
         yield _make_warning("Secure Boot", message, f"curl -I {quote_words(url)}")
 
 
@@ -606,7 +617,7 @@ def _list_verified_loaders(decisions: Decisions, host: Host) -> Iterator[str]:
                 yield offer.path.replace("shim", "grub")
 
 
-_MAX_GRUB_BYTES: Final = 16 * 2**20  # bytes
+_MAX_GRUB_BYTES: Final = 16 * 2**20
 
 
 def _find_secure_boot_fault(fetcher: WebFetcher, url: str) -> str | None:
@@ -643,28 +654,22 @@ _MIN_FREE_SHARE: Final = 0.1  # gitboot warns if less than this fraction of a fi
 
 def _check_free_space(folder: Path, *, files: int) -> CheckResults:
     """Check whether a file system has enough free space, and enough inodes for ``files`` new files."""
-    found = os.statvfs(folder)
-    free = found.f_bavail * found.f_frsize
-    if found.f_files and files > found.f_favail:
+    usage = os.statvfs(folder)
+    free_gib = usage.f_bavail * usage.f_frsize / 2**30
+    if usage.f_files and files > usage.f_favail:
         yield _make_failure(
             "disk",
-            f"{folder} has only {found.f_favail:,} free inodes, but the fleet's output tree needs about {files:,}",
+            f"{folder} has only {usage.f_favail:,} free inodes, but the fleet's output tree needs about {files:,}",
             "use a file system with more inodes, for example one created with mkfs.ext4 -N",
         )
-    elif found.f_bavail < found.f_blocks * _MIN_FREE_SHARE:
-        yield _make_warning(
-            "disk",
-            f"{folder} has {free / 2**30:,.1f} GiB free, which is less than 10 %",
-            f"df -h {quote_words(folder)}",
-        )
-    elif found.f_files and found.f_favail < found.f_files * _MIN_FREE_SHARE:
-        yield _make_warning(
-            "disk",
-            f"{folder} has {found.f_favail:,} inodes free, which is less than 10 %",
-            f"df -i {quote_words(folder)}",
-        )
+    elif usage.f_bavail < usage.f_blocks * _MIN_FREE_SHARE:
+        message = f"{folder} has {free_gib:,.1f} GiB free, which is less than 10 %"
+        yield _make_warning("disk", message, f"df -h {quote_words(folder)}")
+    elif usage.f_files and usage.f_favail < usage.f_files * _MIN_FREE_SHARE:
+        message = f"{folder} has {usage.f_favail:,} inodes free, which is less than 10 %"
+        yield _make_warning("disk", message, f"df -i {quote_words(folder)}")
     else:
-        yield make_success("disk", f"{folder} has {free / 2**30:,.1f} GiB free")
+        yield make_success("disk", f"{folder} has {free_gib:,.1f} GiB free")
 
 
 def _run_check(
@@ -678,7 +683,7 @@ def _run_check(
         yield _make_failure(subject, str(error), None)
         return
     if warnings:
-        yield from (_make_warning(subject, each, None) for each in warnings)
+        yield from (_make_warning(subject, warning, None) for warning in warnings)
     elif success_message is not None:
         yield make_success(subject, success_message)
 
