@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,6 +41,7 @@ from gitboot.evaluator.decision_history import (
 )
 from gitboot.files import convert_os_errors, is_directory
 from gitboot.fleet.documents import KINDS, Id
+from gitboot.fleet.revision import CommitSummary
 from gitboot.fleet.validation import load
 from gitboot.git.fetch import CLONE
 from gitboot.git.history import SHALLOW_CLONE, History, open_history
@@ -111,11 +111,14 @@ def command(
     With KIND/NAME, such as ImageStream/flatcar-stable, BootPolicy/web or BootImage/flatcar-4459.2.4, gitboot lists the
     commits that changed this document, with its changed fields. The rest of a commit may be invalid.
     """
-    if state is not None and not is_path_named(context := click.get_current_context()):
+    context = click.get_current_context()
+    if state is not None and not is_path_named(context):
         commit = "the accepted commit" if rev is None else f"revision {rev}"
-        if not is_directory(path := state / CLONE):
+        path = state / CLONE
+        if not is_directory(path):
             raise make_no_instance_error(state)
-        rev = ACCEPTED if rev is None else rev
+        if rev is None:
+            rev = ACCEPTED
         if hint := describe_state_variable(context):
             click.echo(
                 wrap_text(f"the history ends at {commit} of the instance with the state directory {state}{hint}"),
@@ -131,6 +134,7 @@ def command(
 
 
 def _parse_document(subject: str) -> Id:
+    """Return the ID of a document such as BootPolicy/web. Raises `UsageError` for any other text."""
     kind, _, name = subject.partition("/")
     if kind not in KINDS or not name:
         known = ", ".join(sorted(KINDS))
@@ -142,13 +146,15 @@ def _show_document(
     document: Id, history: History, rev: str | None, max_commits: int | None, outputs: tuple[OutputOption, ...]
 ) -> None:
     entries: list[DocumentChange | InvalidCommit] = []
+    change_count = 0
     with limit_evaluation():
         for entry in list_document_changes(history.steps, history.snapshot, document):
             entries.append(entry)
-            if sum(isinstance(each, DocumentChange) for each in entries) == max_commits:
+            change_count += isinstance(entry, DocumentChange)
+            if change_count == max_commits:
                 break
-    if not any(isinstance(each, DocumentChange) for each in entries):
-        names = [str(each) for each in _list_document_ids(history) if each.kind == document.kind]
+    if change_count == 0:
+        names = [str(other) for other in _list_document_ids(history) if other.kind == document.kind]
         hint = format_suggestion(document, names, "check the kind and the name")
         raise UsageError(f"no commit in the history of {_describe_revision(rev)} contains {document}; {hint}")
     as_json = partial(format_document, document=str(document), items=list(map(_build_document_item, entries)))
@@ -191,25 +197,26 @@ def _show_server(
     from gitboot.cli.evaluated_fleet import HistoryEvaluator
 
     entries: list[ChangingCommit | InvalidCommit] = []
+    changing_commits: list[ChangingCommit] = []
     with limit_evaluation() as set_limits:
-        for entry in DecisionHistory(
-            history.steps, get_results_cache(), HistoryEvaluator(history, set_limits)
-        ).list_changes(server):
+        decision_history = DecisionHistory(history.steps, get_results_cache(), HistoryEvaluator(history, set_limits))
+        for entry in decision_history.list_changes(server):
             entries.append(entry)
-            if sum(isinstance(each, ChangingCommit) for each in entries) == max_commits:
+            if isinstance(entry, ChangingCommit):
+                changing_commits.append(entry)
+            if len(changing_commits) == max_commits:
                 break
     if not entries:
-        servers = [each.name for each in _list_document_ids(history) if each.kind == "Server"]
+        servers = [document.name for document in _list_document_ids(history) if document.kind == "Server"]
         hint = format_suggestion(server, servers, "`gitboot plan` lists the servers")
         raise UsageError(f"no commit in the history of {_describe_revision(rev)} contains a server {server!r}; {hint}")
-    effects = [each for each in entries if isinstance(each, ChangingCommit)]
     installations = None
     if records is not None or state is not None:
-        names = {server, *(each.effect.server for each in effects)}
-        installations = _list_installations(names, next((each.uuid for each in effects), None), records, state)
-    as_json = partial(
-        format_document, server=server, items=list(map(_build_server_item, entries)), installations=installations
-    )
+        names = {server, *(commit.effect.server for commit in changing_commits)}
+        uuid = changing_commits[0].uuid if changing_commits else None
+        installations = _list_installations(names, uuid, records, state)
+    items = [_build_server_item(entry) for entry in entries]
+    as_json = partial(format_document, server=server, items=items, installations=installations)
     write_outputs(outputs, json=as_json, text=partial(_format_server, entries, installations))
 
 
@@ -235,21 +242,21 @@ def _list_installations(
     Events from version 0.1.0 contain only the name of the server. The result includes these events if the name is in
     ``names``.
     """
-    events: list[Installation] = []
+    installations: list[Installation] = []
     record = None
     if state is not None:
         require_ledger(state)
         with open_copy(state / LEDGER, in_use=find_running_process(state) is not None) as ledger:
-            found = [each for _, each in read_numbered_events(ledger) if each["type"] in _INSTALLED]
-            known = read_records(ledger)
-        events = [
+            events = [event for _, event in read_numbered_events(ledger) if event["type"] in _INSTALLED]
+            records_by_uuid = read_records(ledger)
+        installations = [
             Installation(
-                at=parse_time(each["at"]), image=each.get("image"), version=None, evidence=each.get("evidence")
+                at=parse_time(event["at"]), image=event.get("image"), version=None, evidence=event.get("evidence")
             )
-            for each in found
-            if (each["uuid"] == uuid if "uuid" in each else each.get("server") in names)
+            for event in events
+            if (event["uuid"] == uuid if "uuid" in event else event.get("server") in names)
         ]
-        record = known.get(uuid) if uuid is not None else None
+        record = records_by_uuid.get(uuid) if uuid is not None else None
     if records is not None:
         with convert_os_errors(records, "read"):
             record = read_exported_records(records).get(uuid) if uuid is not None else None
@@ -261,12 +268,26 @@ def _list_installations(
             evidence=record.evidence,
             overwritten_by=record.overwritten_by,
         )
-        # The event of an installation is a little later than the time in its record.
-        since = last.at or _BEGINNING
-        candidates = [each for each in events if (each.image, each.evidence) == (last.image, last.evidence)]
-        duplicates = [each for each in candidates if each.at is not None and since <= each.at][-1:]
-        events = [*(each for each in events if each not in duplicates), last]
-    return tuple(sorted(events, key=lambda each: each.at or _BEGINNING, reverse=True))
+        installations = [*_remove_last_event(installations, last), last]
+    return tuple(sorted(installations, key=lambda installation: installation.at or _BEGINNING, reverse=True))
+
+
+def _remove_last_event(installations: Sequence[Installation], last: Installation) -> list[Installation]:
+    """Return the installations from events without the event of the installation in a record, ``last``.
+
+    The event of an installation is a little later than the time in its record.
+    """
+    since = last.at or _BEGINNING
+    events_of_last = [
+        installation
+        for installation in installations
+        if (installation.image, installation.evidence) == (last.image, last.evidence)
+        and installation.at is not None
+        and since <= installation.at
+    ]
+    if not events_of_last:
+        return list(installations)
+    return [installation for installation in installations if installation != events_of_last[-1]]
 
 
 def _format_server(
@@ -274,17 +295,16 @@ def _format_server(
 ) -> str:
     if installations is None:
         return _format_text(entries)
-    rows = [
-        (
-            f"{each.at:%Y-%m-%dT%H:%M:%SZ}" if each.at is not None else "-",
-            each.image or (f"version {each.version}" if each.version else "-"),
-            each.evidence or "-",
-            f"{each.overwritten_by} later overwrote the disks" if each.overwritten_by else "",
-        )
-        for each in installations
-    ]
-    table = format_table(("INSTALLED", "IMAGE", "EVIDENCE", ""), rows)
-    return "\n\n".join((_format_text(entries), table if rows else "The records contain no installations."))
+    if not installations:
+        return f"{_format_text(entries)}\n\nThe records contain no installations."
+    rows = []
+    for installation in installations:
+        at = f"{installation.at:%Y-%m-%dT%H:%M:%SZ}" if installation.at is not None else "-"
+        image = installation.image or (f"version {installation.version}" if installation.version else "-")
+        overwritten_by = installation.overwritten_by
+        note = f"{overwritten_by} later overwrote the disks" if overwritten_by else ""
+        rows.append((at, image, installation.evidence or "-", note))
+    return f"{_format_text(entries)}\n\n{format_table(('INSTALLED', 'IMAGE', 'EVIDENCE', ''), rows)}"
 
 
 def _build_server_item(entry: ChangingCommit | InvalidCommit) -> dict[str, Any]:
@@ -298,23 +318,27 @@ def _format_text(
     entries: Sequence[ChangingCommit | DocumentChange | InvalidCommit], *, is_document: bool = False
 ) -> str:
     lines: list[str] = []
-    for _, group in groupby(entries, key=lambda each: isinstance(each, InvalidCommit)):
-        members = list(group)
-        if skipped := [each for each in members if isinstance(each, InvalidCommit)]:
-            lines.append(_format_invalid_commits(skipped, is_document=is_document))
-        for entry in members:
-            if not isinstance(entry, InvalidCommit):
-                commit = entry.commit
-                author, revision = commit.author.partition(" <")[0], commit.revision[:9]
-                line = wrap_text(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
-                lines.append(line.replace(revision, style(revision, fg="yellow"), 1))
-                rows = (
-                    _format_document_rows(entry)
-                    if isinstance(entry, DocumentChange)
-                    else _format_effect_rows(entry.effect)
-                )
-                lines.append(format_table(("", "", ""), rows, indent=4))
+    invalid_commits: list[InvalidCommit] = []  # the invalid commits since the last line
+    for entry in entries:
+        if isinstance(entry, InvalidCommit):
+            invalid_commits.append(entry)
+            continue
+        if invalid_commits:
+            lines.append(_format_invalid_commits(invalid_commits, is_document=is_document))
+            invalid_commits = []
+        lines.append(_format_commit(entry.commit))
+        rows = _format_document_rows(entry) if isinstance(entry, DocumentChange) else _format_effect_rows(entry.effect)
+        lines.append(format_table(("", "", ""), rows, indent=4))
+    if invalid_commits:
+        lines.append(_format_invalid_commits(invalid_commits, is_document=is_document))
     return "\n".join(lines)
+
+
+def _format_commit(commit: CommitSummary) -> str:
+    revision = commit.revision[:9]
+    author = commit.author.partition(" <")[0]
+    line = wrap_text(f"{revision} {commit.date:%Y-%m-%d} {author}: {commit.subject}")
+    return line.replace(revision, style(revision, fg="yellow"), 1)
 
 
 def _format_invalid_commits(entries: Sequence[InvalidCommit], *, is_document: bool) -> str:
@@ -348,15 +372,15 @@ def _format_effect_rows(effect: ServerEffect) -> Iterator[tuple[str, str, str]]:
 def _format_document_rows(change: DocumentChange) -> Iterator[tuple[str, str, str]]:
     if change.kind is not EffectKind.CHANGED:
         yield change.kind.lower(), "", change.path
-    for each in change.changes:
-        yield each.field, *_format_old_and_new(each, _format_value)
+    for field_change in change.changes:
+        yield field_change.field, *_format_old_and_new(field_change, _format_value)
 
 
 def _format_old_and_new(change: ValueChange, format_value: Callable[[Any], str]) -> tuple[str, str]:
     old, new = change.old, change.new
     if isinstance(old, list) and isinstance(new, list):
-        removed = " ".join(f"-{_shorten_item(each)}" for each in old if each not in new)
-        added = " ".join(f"+{_shorten_item(each)}" for each in new if each not in old)
+        removed = " ".join(f"-{_shorten_item(item)}" for item in old if item not in new)
+        added = " ".join(f"+{_shorten_item(item)}" for item in new if item not in old)
         return (removed, added) if removed or added else ("in another order", format_value(new))
     return format_value(old), f"-> {format_value(new)}"
 
