@@ -927,13 +927,13 @@ def test_the_copy_of_a_ledger_in_a_file_is_never_readable_by_others(
 ) -> None:
     written(path)
     seen: list[int] = []
-    finish = ledger_command._finish
+    finish = ledger_command._finish_copy
 
     def look(new: Database) -> None:
         seen.extend(each.stat().st_mode & 0o777 for each in tmp_path.glob("ledger.sqlite*"))
         finish(new)
 
-    monkeypatch.setattr(ledger_command, "_finish", look)
+    monkeypatch.setattr(ledger_command, "_finish_copy", look)
     before = os.umask(0o022)
     try:
         move_ledger(tmp_path, "file")
@@ -954,12 +954,12 @@ from gitboot.cli.main import cli
 from gitboot.cli.commands import ledger as ledger_command
 for each in (signal.SIGUSR1, signal.SIGHUP):  # nohup, or a test before this one, may have it ignored
     signal.signal(each, signal.SIG_DFL)
-finish = ledger_command._finish
+finish = ledger_command._finish_copy
 def wake(new):
     for each in (signal.SIGUSR1, signal.SIGHUP):
         os.kill(os.getpid(), each)
     finish(new)
-ledger_command._finish = wake
+ledger_command._finish_copy = wake
 print(CliRunner().invoke(cli, {["ledger", "copy", "--state", str(tmp_path), "--to", postgres_server.address().url]!r}))
 assert (signal.getsignal(signal.SIGUSR1), signal.getsignal(signal.SIGHUP)) == (signal.SIG_DFL, signal.SIG_DFL)
 """
@@ -974,7 +974,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("to", ["file", "database"])
 @pytest.mark.parametrize(
     ("at", "is_used", "is_copy_used"),
-    [("record_move", True, False), ("_finish", False, False), ("_switch_address", False, True)],
+    [("record_move", True, False), ("_finish_copy", False, False), ("_switch_address", False, True)],
 )
 def test_a_killed_copy_leaves_one_ledger_or_none_and_the_same_command_completes_it(
     postgres_server: PostgresServer,

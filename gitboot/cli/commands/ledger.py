@@ -64,17 +64,19 @@ def command() -> None:
 def show(state: Path) -> None:
     """Show the location, identity and size of the ledger."""
     require_ledger(state)
-    found = summarize_ledger(state / LEDGER)
-    rows = [format_count(number, "row") + f" in {table}" for table, number in found.rows.items() if number]
-    click.echo(f"place     {found.name}")
-    if found.moved_to is not None:
-        click.echo(f"moved to  {found.moved_to}; gitboot no longer uses this ledger")
-    click.echo(f"identity  {found.identity}")
-    click.echo(f"changes   {found.changes}")
-    if found.lease is not None:
-        is_current, until, place = found.lease.is_current, found.lease.until, found.lease.place
-        held = f"held by {place}, valid until {until}" if is_current else f"free, last held by {place}"
-        click.echo(f"lease     {found.lease.number}, {held}")
+    summary = summarize_ledger(state / LEDGER)
+    click.echo(f"place     {summary.name}")
+    if summary.moved_to is not None:
+        click.echo(f"moved to  {summary.moved_to}; gitboot no longer uses this ledger")
+    click.echo(f"identity  {summary.identity}")
+    click.echo(f"changes   {summary.changes}")
+    lease = summary.lease
+    if lease is not None:
+        holder = f"free, last held by {lease.place}"
+        if lease.is_current:
+            holder = f"held by {lease.place}, valid until {lease.until}"
+        click.echo(f"lease     {lease.number}, {holder}")
+    rows = [f"{format_count(number, 'row')} in {table}" for table, number in summary.rows.items() if number]
     click.echo(f"content   {', '.join(rows) or 'no rows'}")
 
 
@@ -120,16 +122,16 @@ def copy(state: Path, to: str, password: Path | None) -> None:
     with ExitStack() as stack:
         stack.enter_context(make_private(state))
         stack.enter_context(lock(state))
-        done = move_ledger(state / LEDGER, address)
-    if done.was_copied:
+        move = move_ledger(state / LEDGER, address)
+    if move.was_copied:
         click.echo(
-            f"An earlier command copied the ledger: {done.old} -> {done.new}. This state directory now uses the copy."
+            f"An earlier command copied the ledger: {move.old} -> {move.new}. This state directory now uses the copy."
         )
     else:
-        click.echo(f"Copied and compared {format_count(sum(done.rows.values()), 'row')}: {done.old} -> {done.new}")
+        click.echo(f"Copied and compared {format_count(sum(move.rows.values()), 'row')}: {move.old} -> {move.new}")
         click.echo("If other hosts use this ledger, run the same `gitboot ledger copy` command on each of them.")
-    if done.old_file is not None:
-        click.echo(f"The old ledger is now {done.old_file}. Delete it after you have backed up the new ledger.")
+    if move.old_file is not None:
+        click.echo(f"The old ledger is now {move.old_file}. Delete it after you have backed up the new ledger.")
 
 
 @command.command(
@@ -169,19 +171,19 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
     with ExitStack() as stack:
         stack.enter_context(make_private(state))
         stack.enter_context(lock(state))
-        found = plan_reclaim(state / LEDGER, location)
-        if found.moved_to is not None:
-            changes = format_count(found.changes, "change")
-            click.echo(f"gitboot moved the ledger from {found.name} to {found.moved_to} when it had {changes}.")
+        plan = plan_reclaim(state / LEDGER, location)
+        if plan.moved_to is not None:
+            changes = format_count(plan.changes, "change")
+            click.echo(f"gitboot moved the ledger from {plan.name} to {plan.moved_to} when it had {changes}.")
             click.echo("The old ledger does not contain any overrides or installations since the move.")
             click.echo("If an instance is still using the new ledger, two instances will manage the same servers.")
             confirm_or_abort(yes=yes)
         reclaim(state / LEDGER, location)
-    if found.moved_to is None:
-        click.echo(f"The ledger is already at {found.name}. This state directory now uses this ledger.")
+    if plan.moved_to is None:
+        click.echo(f"The ledger is already at {plan.name}. This state directory now uses this ledger.")
         return
     click.echo(
-        f"The ledger is at {found.name} again, and every server is unknown. Start the instance, then run "
+        f"The ledger is at {plan.name} again, and every server is unknown. Start the instance, then run "
         "`gitboot records begin`."
     )
     click.echo(
@@ -191,7 +193,9 @@ def reclaim_ledger(place: str, state: Path, password: Path | None, yes: bool) ->
 
 
 class MoveResult(NamedTuple):
-    old: str
+    """The result of moving a ledger."""
+
+    old: str  # names of the two locations, for people
     new: str
     rows: Mapping[str, int]  # number of rows by table
     old_file: Path | None  # the new path of the old file, if the ledger was a file
@@ -215,12 +219,14 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
             if address is None and not path.exists():
                 raise build_moved_error(old.name, notes.moved_to)
             new = stack.enter_context(closing(open_location(path, address)))
-            if (target := CopyNotes.read(new)).copy != notes.copy or target.moved_to is not None:
+            new_notes = CopyNotes.read(new)
+            if new_notes.copy != notes.copy or new_notes.moved_to is not None:
                 raise build_moved_error(old.name, notes.moved_to)
             rows = count_rows(new)
         else:
             old.check_usable()
-            old.take_lease(holder := Holder.load(path.parent))
+            holder = Holder.load(path.parent)
+            old.take_lease(holder)
             _require_no_unread_fetches(old)
             if address is None:
                 stack.enter_context(_guard_new_file(path, notes))
@@ -228,21 +234,23 @@ def move_ledger(path: Path, address: PostgresAddress | None) -> MoveResult:
             _require_unused_location(new, notes)
             free_lease(new)
             new.take_lease(holder)
-            rows = _copy_ledger(old, new, f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name)
-        _finish(new)
-    return MoveResult(old.name, new.name, rows, _switch_address(path, address), notes.moved_to is not None)
+            place = f"{socket.gethostname()}:{path.absolute()}" if address is None else new.name
+            rows = _copy_ledger(old, new, place)
+        _finish_copy(new)
+    old_file = _switch_address(path, address)
+    return MoveResult(old.name, new.name, rows, old_file, was_copied=notes.moved_to is not None)
 
 
 def _copy_ledger(old_ledger: Database, new_ledger: Database, place: str) -> dict[str, int]:
-    """Copy the ledger, and in the same transaction mark the old ledger as moved.
+    """Copy the ledger, and in the same transaction mark the old ledger as moved to ``place``.
 
-    The copy stays marked as unfinished until `_finish` removes the mark.
+    Return the number of rows by table. The copy stays marked as unfinished until `_finish_copy` removes the mark.
     """
     copy = str(uuid4())
     try:
         old_ledger.begin(is_long=True)
         _require_no_unread_fetches(old_ledger)
-        found = copy_in_transaction(old_ledger, new_ledger, {COPY: copy, UNFINISHED: old_ledger.name})
+        rows = copy_in_transaction(old_ledger, new_ledger, {COPY: copy, UNFINISHED: old_ledger.name})
         end_lease(old_ledger, place)
         _require_no_unread_fetches(old_ledger)  # after this, endpoints cannot record fetches in the old ledger
         record_move(old_ledger, place, copy)
@@ -254,10 +262,11 @@ def _copy_ledger(old_ledger: Database, new_ledger: Database, place: str) -> dict
         if isinstance(error, old_ledger.errors):
             raise old_ledger.to_ledger_error(error) from error
         raise
-    return found
+    return rows
 
 
-def _finish(new_ledger: Database) -> None:
+def _finish_copy(new_ledger: Database) -> None:
+    """Remove the mark of an unfinished copy, so that gitboot can use the new ledger."""
     with new_ledger.reading():
         new_ledger.begin()
         new_ledger.execute("DELETE FROM facts WHERE name = ?", (UNFINISHED,))
@@ -272,7 +281,8 @@ def _switch_address(path: Path, address: PostgresAddress | None) -> Path | None:
     write_address(path, address)
     if not path.exists():
         return None
-    if not (old_file := set_ledger_aside(path, "copied")).exists():
+    old_file = set_ledger_aside(path, "copied")
+    if not old_file.exists():
         raise LedgerError(f"{path} is missing")
     return old_file
 
@@ -300,16 +310,17 @@ def _guard_new_file(path: Path, notes: CopyNotes) -> Iterator[None]:
     If the block fails, remove the incomplete file.
     """
     if path.exists():
-        with closing(SqliteDatabase(path)) as found:
-            if not _is_unfinished_copy(CopyNotes.read(found), notes):
+        with closing(SqliteDatabase(path)) as existing:
+            if not _is_unfinished_copy(CopyNotes.read(existing), notes):
                 raise UsageError(f"{path} already exists; move or rename the file")
     try:
         yield
     except BaseException:
-        with closing(SqliteDatabase(path)) as found:
-            is_copy = CopyNotes.read(found).copy is not None
-        for suffix in () if is_copy else ("", "-wal", "-shm"):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        with closing(SqliteDatabase(path)) as new_file:
+            is_copy = CopyNotes.read(new_file).copy is not None
+        if not is_copy:
+            for suffix in ("", "-wal", "-shm"):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
         raise
 
 
@@ -331,15 +342,16 @@ def open_location(path: Path, address: PostgresAddress | None) -> Database:
 
 def _require_unused_location(new: Database, notes: CopyNotes) -> None:
     """Raise `UsageError` if the new location contains data other than an unfinished copy of this ledger."""
-    found = CopyNotes.read(new)
-    if _is_unfinished_copy(found, notes):
+    new_notes = CopyNotes.read(new)
+    if _is_unfinished_copy(new_notes, notes):
         return
     if any(number for table, number in count_rows(new).items() if table != "facts"):
-        kind = "a moved ledger" if found.moved_to is not None else "a ledger"
-        raise UsageError(f"{new.name} already contains {kind}; choose an empty database or schema")
-    if found.moved_to is None and found.identity == notes.identity:
+        content = "a moved ledger" if new_notes.moved_to is not None else "a ledger"
+        raise UsageError(f"{new.name} already contains {content}; choose an empty database or schema")
+    if new_notes.moved_to is None and new_notes.identity == notes.identity:
         raise UsageError("the ledger is already at the new location")
-    if found.moved_to is not None and (found.identity != notes.identity or found.changes > notes.changes):
+    is_other = new_notes.identity != notes.identity or new_notes.changes > notes.changes
+    if new_notes.moved_to is not None and is_other:
         raise UsageError(
             f"{new.name} contains a different ledger, or a newer version of this ledger; choose an empty database or "
             "schema"
@@ -347,6 +359,7 @@ def _require_unused_location(new: Database, notes: CopyNotes) -> None:
 
 
 def _is_unfinished_copy(copy_notes: CopyNotes, notes: CopyNotes) -> bool:
+    """Return whether a database contains an unfinished copy of the ledger with these notes."""
     return (
         copy_notes.copied_from is not None
         and copy_notes.identity == notes.identity
@@ -358,7 +371,9 @@ _UNVERIFIED_REASON: Final = "RestoredLedger"
 
 
 class ReclaimPlan(NamedTuple):
-    name: str
+    """Facts about the old ledger that an operator wants to use again."""
+
+    name: str  # the location of the old ledger, for people
     moved_to: str | None  # the place to which the ledger was moved; None: another host has already reclaimed the ledger
     changes: int
 
@@ -375,7 +390,8 @@ def plan_reclaim(path: Path, location: PostgresAddress | Path) -> ReclaimPlan:
     # A file that is opened for writing gets the tables of a ledger, even if it is another program's database.
     database = ReadOnlySqlite(location) if isinstance(location, Path) else _open_old_ledger(location)
     with closing(database):
-        notes, name = CopyNotes.read(database), database.name
+        notes = CopyNotes.read(database)
+        name = database.name
     mark = read_mark(get_mark_path(path))
     if notes.moved_to is None and (database.is_local or mark is None or mark[0] != notes.identity):
         raise UsageError(f"the ledger {name} was not moved, so it cannot be reclaimed")
@@ -413,13 +429,13 @@ def _require_no_live_ledger(path: Path, notes: CopyNotes) -> None:
     host, _, file = (notes.moved_to or "").partition(":")
     address = read_address(path)
     if address is not None and address.name == notes.moved_to:
-        found = path
+        new_place = path
     elif host == socket.gethostname() and Path(file).is_file():
-        found = Path(file)
+        new_place = Path(file)
     else:
         return
     try:
-        database = open_database(found, read_only=True)
+        database = open_database(new_place, read_only=True)
     except (LedgerError, UsageError):  # the new location is not usable, for example because the schema was removed
         return
     with closing(database):
