@@ -53,11 +53,12 @@ def terminal_width() -> int:
     If standard output is not a terminal, for example with `| less`, use the terminal of standard error or standard
     input.
     """
-    found = shutil.get_terminal_size((0, 0)).columns
-    for stream in (sys.__stderr__, sys.__stdin__) if not found else ():
-        with suppress(AttributeError, ValueError, OSError):  # the stream is closed or not a terminal
-            found = found or os.get_terminal_size(stream.fileno()).columns  # type: ignore[union-attr]
-    return max(_MIN_COLUMNS, min(_MAX_COLUMNS, found or _MAX_COLUMNS))
+    columns = shutil.get_terminal_size((0, 0)).columns
+    for stream in (sys.__stderr__, sys.__stdin__):
+        if columns == 0:
+            with suppress(AttributeError, ValueError, OSError):  # the stream is closed or not a terminal
+                columns = os.get_terminal_size(stream.fileno()).columns  # type: ignore[union-attr]
+    return max(_MIN_COLUMNS, min(_MAX_COLUMNS, columns or _MAX_COLUMNS))
 
 
 def format_plan_source(item: Mapping[str, Any]) -> str:
@@ -89,41 +90,58 @@ def format_table(
     ``optional`` column. If the table is still too wide, it wraps the widest columns, between words if possible. If the
     header is empty, the table has no header line.
     """
-    lines = [list(header), *([escape_line(cell) for cell in row] for row in rows)]
-    widths = [max(map(_measure_width, column)) for column in zip(*lines, strict=True)]
+    table = [list(header), *([escape_line(cell) for cell in row] for row in rows)]  # the header is row 0
+    widths = [max(map(_measure_width, column)) for column in zip(*table, strict=True)]
     room = terminal_width() - indent - 2 * (len(widths) - 1)
-    shortest = list(widths)
+    shortest_widths = list(widths)
     for column in shrinkable:
-        shortest[column] = min(widths[column], max(_MIN_SHORTENED, _measure_width(header[column])))
-    if optional is not None and sum(shortest) > room:
-        lines = [[*line[:optional], *line[optional + 1 :]] for line in lines]
-        widths = [*widths[:optional], *widths[optional + 1 :]]
-        shrinkable = [column - (column > optional) for column in shrinkable if column != optional]
+        shortest_widths[column] = min(widths[column], max(_MIN_SHORTENED, _measure_width(header[column])))
+    if optional is not None and sum(shortest_widths) > room:
+        table = [[*row[:optional], *row[optional + 1 :]] for row in table]
+        del widths[optional]
+        shrinkable = [column - 1 if column > optional else column for column in shrinkable if column != optional]
         room += 2
     for column in shrinkable:
-        widths[column] = max(widths[column] - max(sum(widths) - room, 0), _measure_width(lines[0][column]))
-        for line in lines:
-            line[column] = _shorten_cell(line[column], widths[column])
-    columns = list(zip(*lines, strict=True))
-    headers = [_measure_words(column[:1]) for column in columns]
+        excess = max(sum(widths) - room, 0)
+        widths[column] = max(widths[column] - excess, _measure_width(table[0][column]))
+        for row in table:
+            row[column] = _shorten_cell(row[column], widths[column])
+    widths = _fit_widths(widths, room, floors=_find_minimum_widths(table))
+    lines: list[str] = []
+    if any(header):
+        lines += _format_row(table[0], widths, is_header=True)
+    for number, row in enumerate(table[1:]):
+        lines += _format_row(row, widths, is_header=False)
+        if below and below[number]:
+            lines.append(below[number])
+    return textwrap.indent("\n".join(lines), " " * indent)
+
+
+def _find_minimum_widths(table: Sequence[Sequence[str]]) -> tuple[Sequence[int], ...]:
+    """Return minimum widths of the columns, for `_fit_widths`.
+
+    If possible, columns are wide enough for words and times, otherwise for words, otherwise for the words of headers.
+    """
+    columns = list(zip(*table, strict=True))
+    header_words = [_measure_words(column[:1]) for column in columns]
     words = [_measure_words(column) for column in columns]
     instants = [max(map(len, filter(_INSTANT.match, column)), default=0) for column in columns]
-    floors = ([max(each) for each in zip(words, instants, strict=True)], words, headers)
-    widths = _fit_widths(widths, room, floors=floors)
-    text = []
-    for number, line in enumerate(lines):
-        folded = (_fold_cell(cell, width) for cell, width in zip(line, widths, strict=True))
-        for part in zip_longest(*folded, fillvalue="") if number > 0 or any(header) else ():
-            cells = [cell + " " * (width - _measure_width(cell)) for cell, width in zip(part, widths, strict=True)]
-            cells[-1] = cells[-1].rstrip()
-            for index, cell in enumerate(cells):
-                colour = _COLOURS.get(line[index]) if number > 0 else None
-                if colour is not None or number == 0:
-                    cells[index] = style(cell, fg=colour, bold=number == 0)
-            text.append("  ".join(cells).rstrip())
-        if number > 0 and below and below[number - 1]:
-            text.append(below[number - 1])
-    return textwrap.indent("\n".join(text), " " * indent)
+    return list(map(max, words, instants)), words, header_words
+
+
+def _format_row(row: Sequence[str], widths: Sequence[int], *, is_header: bool) -> Iterator[str]:
+    """Yield the lines of a row, whose cells may need several lines."""
+    folded_cells = [_fold_cell(cell, width) for cell, width in zip(row, widths, strict=True)]
+    for line_cells in zip_longest(*folded_cells, fillvalue=""):
+        cells = [cell + " " * (width - _measure_width(cell)) for cell, width in zip(line_cells, widths, strict=True)]
+        cells[-1] = cells[-1].rstrip()
+        for index, cell in enumerate(cells):
+            colour = _COLOURS.get(row[index])
+            if is_header:
+                cells[index] = style(cell, bold=True)
+            elif colour is not None:
+                cells[index] = style(cell, fg=colour)
+        yield "  ".join(cells).rstrip()
 
 
 _WORD: Final = re.compile(r"[^\s/]*(?:/|\s+|$)")  # a path continues on the next line after a slash
@@ -142,22 +160,38 @@ def _fit_widths(widths: Sequence[int], room: int, *, floors: Iterable[Sequence[i
     minimum widths only if nothing else fits.
     """
     fitted = list(widths)
-    for floor in (*floors, [2] * len(fitted)):
-        while sum(fitted) > room and (foldable := [each for each, width in enumerate(fitted) if width > floor[each]]):
-            fitted[max(foldable, key=lambda column: (column > 0, fitted[column]))] -= 1
+    for minimum_widths in (*floors, [2] * len(fitted)):
+        while sum(fitted) > room:
+            reducible = [column for column, width in enumerate(fitted) if width > minimum_widths[column]]
+            if not reducible:
+                break
+            fitted[max(reducible, key=lambda column: (column > 0, fitted[column]))] -= 1
     return fitted
 
 
 def _fold_cell(cell: str, width: int) -> list[str]:
+    """Return the lines of a cell that is at most ``width`` columns wide."""
     if _measure_width(cell) <= width:
         return [cell]
-    plain, parts = strip_style(cell), [""]
+    plain = strip_style(cell)
+    parts = [""]
     for word in _WORD.findall(plain):
         if cell_len(parts[-1]) + cell_len(word.rstrip()) > width:
             parts += chop_cells(word, width)
         else:
             parts[-1] += word
     return [cell.replace(plain, part.rstrip()) for part in parts if part.strip()]
+
+
+def _shorten_cell(cell: str, width: int) -> str:
+    plain = strip_style(cell)
+    if cell_len(plain) <= width:
+        return cell
+    return cell.replace(plain, f"{set_cell_size(plain, width - 1).rstrip()}…")
+
+
+def _measure_width(cell: str) -> int:
+    return cell_len(strip_style(cell))
 
 
 def wrap_text(text: str, indent: str = "", *, continuation: str | None = None) -> str:
@@ -191,18 +225,6 @@ def echo_wrapped(text: str, *, err: bool = False, hanging_indent: str = "") -> N
     click.echo(wrap_on_terminal(text, sys.stderr if err else sys.stdout, hanging_indent=hanging_indent), err=err)
 
 
-def _shorten_cell(cell: str, width: int) -> str:
-    plain = strip_style(cell)
-    return cell.replace(plain, f"{set_cell_size(plain, width - 1).rstrip()}…") if cell_len(plain) > width else cell
-
-
-def _measure_width(cell: str) -> int:
-    return cell_len(strip_style(cell))
-
-
-_lock = threading.Lock()
-
-
 class LogFormat(StrEnum):
     AUTO = "auto"
     TEXT = "text"
@@ -226,17 +248,21 @@ log_format_option = click.option(
 
 
 _MIN_MESSAGE_COLUMNS: Final = 20  # The minimum number of columns for a message on a narrow terminal.
-# ECMA-48. EL: clear the rest of the overwritten line. CHA: go to the first column.
-_CLEAR, _BACK = build_control_sequence("K"), build_control_sequence("G")
+_CLEAR_LINE = build_control_sequence("K")  # ECMA-48, EL: clear the rest of the overwritten line
+_FIRST_COLUMN = build_control_sequence("G")  # ECMA-48, CHA: go to the first column
 _EVENT_COLOURS = {"Accepted": "green", "Published": "green", "Provisioned": "cyan", "MaintenanceBooted": "cyan"}
+_print_lock = threading.Lock()
 
 
 def print_event(event: Event) -> None:
     """Print an event to standard error. Any thread may call this."""
-    with _lock:
-        after = _BACK if event.type == "Progress" and _is_terminal() else "\n"  # the next line replaces this one
+    with _print_lock:
+        start, end = "", "\n"
+        if _is_terminal():
+            start = _CLEAR_LINE
+            end = _FIRST_COLUMN if event.type == "Progress" else "\n"  # the next event replaces a progress report
         # Write in one call, because other threads also write.
-        sys.stderr.write(f"{_CLEAR if _is_terminal() else ''}{_format_event(event)}{after}")
+        sys.stderr.write(f"{start}{_format_event(event)}{end}")
         sys.stderr.flush()
 
 
@@ -259,23 +285,30 @@ class _EventHandler(logging.Handler):
 
 
 def _format_event(event: Event) -> str:
-    is_terminal, level = _is_terminal(), "warning" if event.warning else "info"
-    if not is_terminal and os.environ.get(LOG_FORMAT) != LogFormat.TEXT:
-        required = {"at": format_instant(event.at), "type": event.type, "message": event.message, "level": level}
+    if _is_terminal():
+        return _format_terminal_event(event)
+    at, traceback = format_instant(event.at), event.facts.get("traceback")
+    if os.environ.get(LOG_FORMAT) != LogFormat.TEXT:
+        level = "warning" if event.warning else "info"
+        required = {"at": at, "type": event.type, "message": event.message, "level": level}
         return json.dumps({**event.facts, **required}, sort_keys=True)
-    at = f"{event.at:%H:%M:%S}" if is_terminal else format_instant(event.at)
-    # On a terminal, colour marks a warning.
-    message = one_line(f"{'warning: ' if event.warning and not is_terminal else ''}{event.message}")
+    message = one_line(f"warning: {event.message}" if event.warning else event.message)
+    line = f"{at} {escape_lines(f'{event.type:<18}')} {message}"
+    return strip_style(f"{line}\n{escape_lines(traceback)}" if traceback else line)
+
+
+def _format_terminal_event(event: Event) -> str:
+    """Format an event as one line that fits, with the time of day. A colour marks a warning."""
+    at, traceback = f"{event.at:%H:%M:%S}", event.facts.get("traceback")
     # truncate the message to one line, because a terminal would wrap it; `gitboot events` shows the complete message
-    if is_terminal:
-        width = os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
-        room = max(width, _MIN_MESSAGE_COLUMNS)
-        message = message if len(message) <= room else f"{message[: room - 1]}…"
-    time = style(at, fg="bright_black")
-    kind = style(f"{event.type:<18}", fg="yellow" if event.warning else _EVENT_COLOURS.get(event.type))
-    traceback = event.facts.get("traceback")
-    text = "\n".join([f"{time} {kind} {message}", *([escape_lines(traceback)] if traceback else [])])
-    return text if is_terminal else strip_style(text)
+    message = one_line(event.message)
+    columns = os.get_terminal_size(sys.stderr.fileno()).columns - len(f"{at} {event.type:<18} ")
+    room = max(columns, _MIN_MESSAGE_COLUMNS)
+    if len(message) > room:
+        message = f"{message[: room - 1]}…"
+    event_type = style(f"{event.type:<18}", fg="yellow" if event.warning else _EVENT_COLOURS.get(event.type))
+    line = f"{style(at, fg='bright_black')} {event_type} {message}"
+    return f"{line}\n{escape_lines(traceback)}" if traceback else line
 
 
 @contextmanager
@@ -310,7 +343,8 @@ class DownloadBar:
     """A progress bar for downloads that run one after the other. The bar shows bytes, speed and remaining time."""
 
     def __init__(self, progress: Progress | None) -> None:
-        self._progress, self._task = progress, None if progress is None else progress.add_task("", visible=False)
+        self._progress = progress  # None: there is no terminal
+        self._task = progress.add_task("", visible=False) if progress is not None else None
 
     def begin(self, name: str, size: int | None) -> None:
         """Start showing the download of another file. ``size`` is in bytes, or None if it is unknown."""
@@ -319,6 +353,7 @@ class DownloadBar:
             self._task = self._progress.add_task(_shorten_cell(printable(name), _DOWNLOAD_NAME), total=size)
 
     def advance(self, size: int) -> None:
+        """Add a number of bytes that arrived."""
         if self._progress is not None and self._task is not None:
             self._progress.advance(self._task, size)
 
