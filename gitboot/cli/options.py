@@ -52,13 +52,13 @@ class Setting(click.Option):
         value, source = super().consume_value(ctx, opts)
         if source is ParameterSource.COMMANDLINE and not ctx.resilient_parsing:
             key = format_key(self)
-            file: Path | None = ctx.meta.get(_CONFIG)
             is_number = isinstance(self.type, click.types.IntParamType | click.types.FloatParamType)
             as_toml = str(value) if is_number and not self.multiple else json.dumps(value, ensure_ascii=False)
-            hint = f"write {key} = {as_toml} to a file, and pass this file with --config"
-            if file is not None:
-                hint = f"write {key} = {as_toml} to {file}"
-            raise click.UsageError(f"--{key} is a setting in the configuration file: {hint}", ctx)
+            file: Path | None = ctx.meta.get(_CONFIG)
+            place = f"to {file}" if file is not None else "to a file, and pass this file with --config"
+            raise click.UsageError(
+                f"--{key} is a setting in the configuration file: write {key} = {as_toml} {place}", ctx
+            )
         return value, source
 
 
@@ -92,27 +92,13 @@ def build_config_option(command_name: str | None) -> Callable[[Command], Command
     def read_config(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
         if path is None:
             return None
-        keys = list_keys(context.command)
-        known = {
-            **(list_keys(import_module(f"gitboot.cli.commands.{command_name}").command) if command_name else {}),
-            **keys,
-        }
-        import tomllib  # imported here, because few users have a configuration file
-
-        try:
-            values = tomllib.loads(path.read_text())
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else error
-            raise UsageError(f"{path} cannot be read: {why}") from None
-        for key in sorted(values.keys() - known.keys()):
-            hint = format_suggestion(key, known, f"it may have {', '.join(sorted(known))}")
-            raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
-        for key, value in values.items():
-            if any("\0" in each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)):
-                raise UsageError(f"{path}: {key} contains a NUL character; remove it")
-            if (expected := _describe_expected_type(key, known[key], value)) is not None:
-                raise UsageError(f"{path}: {key} is {json.dumps(value, default=str)}; write {expected}")
-        context.default_map = {keys[key].name or key: value for key, value in values.items() if key in keys}
+        own_keys = list_keys(context.command)
+        known_keys = dict(own_keys)
+        if command_name is not None:
+            other_command = import_module(f"gitboot.cli.commands.{command_name}").command
+            known_keys = {**list_keys(other_command), **own_keys}
+        values = _read_config_file(path, known_keys)
+        context.default_map = {own_keys[key].name or key: value for key, value in values.items() if key in own_keys}
         context.meta[_CONFIG] = path
         return path
 
@@ -131,6 +117,28 @@ def build_config_option(command_name: str | None) -> Callable[[Command], Command
 config_option = build_config_option(None)
 
 
+def _read_config_file(path: Path, known_keys: Mapping[str, click.Parameter]) -> dict[str, Any]:
+    """Return the values in a configuration file. Raises `UsageError` for an unknown key or a value of a wrong type."""
+    import tomllib  # imported here, because few users have a configuration file
+
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"{path} cannot be read: {reason}") from None
+    for key in sorted(values.keys() - known_keys.keys()):
+        hint = format_suggestion(key, known_keys, f"it may have {', '.join(sorted(known_keys))}")
+        raise UsageError(f"{path}: there is no setting {key!r}; {hint}")
+    for key, value in values.items():
+        texts = value if isinstance(value, list) else [value]
+        if any("\0" in text for text in texts if isinstance(text, str)):
+            raise UsageError(f"{path}: {key} contains a NUL character; remove it")
+        expected = _describe_expected_type(key, known_keys[key], value)
+        if expected is not None:
+            raise UsageError(f"{path}: {key} is {json.dumps(value, default=str)}; write {expected}")
+    return values
+
+
 def _describe_expected_type(key: str, parameter: click.Parameter, value: Any) -> str | None:
     """Return the expected type of a parameter if a TOML value has the wrong type, otherwise None.
 
@@ -139,8 +147,8 @@ def _describe_expected_type(key: str, parameter: click.Parameter, value: Any) ->
     if isinstance(parameter, click.Option) and parameter.is_flag:
         return None if isinstance(value, bool) else f"{key} = true or {key} = false"
     if parameter.multiple or parameter.nargs != 1:
-        fits = isinstance(value, list) and all(isinstance(each, str) for each in value)
-        return None if fits else f'a list of strings: {key} = ["…"]'
+        is_string_list = isinstance(value, list) and all(isinstance(item, str) for item in value)
+        return None if is_string_list else f'a list of strings: {key} = ["…"]'
     if isinstance(parameter.type, click.types.IntParamType) and isinstance(value, float):
         return "an integer"
     return None if isinstance(value, str | int | float) and not isinstance(value, bool) else "a string or a number"
@@ -427,10 +435,12 @@ class InstantType(click.ParamType[datetime]):
         if isinstance(value, datetime):
             return value
         try:
-            if (duration := parse_duration(value)) is None:
+            duration = parse_duration(value)
+            if duration is None:
                 return parse_instant(value)
-            is_signed = value.strip()[0] in "+-"
-            return current_second() + (-duration if self.is_past and not is_signed else duration)
+            if self.is_past and value.strip()[0] not in "+-":
+                duration = -duration
+            return current_second() + duration
         except OverflowError:
             self.fail(f"{value!r} is too long: use a shorter duration, or an absolute time", param, context)
         except Malformed as error:
@@ -553,17 +563,18 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
             outputs.append(OutputOption(format, Path(file) if file else None))
         # A program cannot read two documents in one stream. In contrast, lines for a CI system may be mixed with other
         # output.
-        shown = [each.format for each in outputs if each.file is None]
-        exclusive = next((each for each in shown if each in _DOCUMENT_FORMATS), None)
-        if len(shown) > 1 and exclusive is not None:
-            shown.remove(exclusive)
+        printed = [output.format for output in outputs if output.file is None]
+        documents = [format for format in printed if format in _DOCUMENT_FORMATS]
+        if len(printed) > 1 and documents:
+            printed.remove(documents[0])
             raise click.BadParameter(
-                f"{exclusive} and {format_names(shown)} cannot share standard output: write {exclusive} to a file "
-                f"with {exclusive}=FILE"
+                f"{documents[0]} and {format_names(printed)} cannot share standard output: write {documents[0]} to a "
+                f"file with {documents[0]}=FILE"
             )
-        files = [each.file for each in outputs if each.file is not None]
-        if duplicate := next((each for each in files if files.count(each) > 1), None):
-            raise click.BadParameter(f"two formats write to {duplicate}: use a different file for each format")
+        files = [output.file for output in outputs if output.file is not None]
+        for output_file in files:
+            if files.count(output_file) > 1:
+                raise click.BadParameter(f"two formats write to {output_file}: use a different file for each format")
         return tuple(outputs)
 
     return click.option(
@@ -674,7 +685,10 @@ limit_settings = _build_limit_options(Setting)
 
 
 def build_limits(values: Mapping[str, int | None], **allowed: bool) -> Limits:
-    """Return the limits of the guards. If a value is None, use the default."""
+    """Return the limits of the guards. If a value is None, use the default.
+
+    ``allowed`` contains the values of --allow-empty, --allow-rewind and --allow-takeover.
+    """
     from gitboot.review.guards import Limits
 
     numbers: dict[str, Any] = {name: limit for name, limit in values.items() if limit is not None}
@@ -736,8 +750,8 @@ def parse_trust_settings(
 
     named_keys = []
     for text in forge_keys:
-        name, found, path = text.partition("=")
-        if not (name and found and path):
+        name, _, path = text.partition("=")
+        if not (name and path):
             raise UsageError(f"--forge-key {text}: expected NAME=FILE, as in GitHub=/etc/gitboot/web-flow.gpg")
         named_keys.append((name, Path(path)))
     keys = TrustedKeys(allowed_signers=allowed_signers, openpgp_keys=openpgp_keys, forge_keys=tuple(named_keys))
