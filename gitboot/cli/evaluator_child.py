@@ -65,17 +65,18 @@ def evaluator_command(command: Command) -> Command:
     ) -> Any:
         global _settings
         context = click.get_current_context()
-        open_command_cache = partial(open_cache, options.get("state")) if not no_cache else None
+        cache_opener = partial(open_cache, options.get("state")) if not no_cache else None
         cache: Cache | None = None
         set_limits: SetLimits | None = None
         if context.obj is OWN_PROCESS:
             from gitboot.evaluator.protocol import EvaluationLimits
 
-            cache = _continue_in_child(open_command_cache)
+            cache = _continue_in_child(cache_opener)
             set_limits = partial(_apply_limits, EvaluationLimits(seconds=commit_seconds, mebibytes=commit_memory))
-        elif open_command_cache is not None:
-            cache = opened = open_command_cache()
-            context.call_on_close(opened.close)
+        elif cache_opener is not None:
+            disk_cache = cache_opener()
+            context.call_on_close(disk_cache.close)
+            cache = disk_cache
         _settings = _EvaluationSettings(workers=commit_workers, cache=cache, set_limits=set_limits)
         try:
             return command(*args, **options)
@@ -104,7 +105,8 @@ def limit_evaluation() -> Iterator[SetLimits]:
     Yields a function that adjusts the limits to a number of files. Raises `InvalidRepository` if the process runs out
     of memory. If the process runs out of CPU time, the kernel kills it.
     """
-    if (set_limits := _settings.set_limits) is None:
+    set_limits = _settings.set_limits
+    if set_limits is None:
         with pause_garbage_collection():
             yield lambda _: None
         return
@@ -166,17 +168,20 @@ def _continue_in_child(cache_opener: Callable[[], DiskCache] | None) -> Cache | 
     parent_socket, child_socket = socket.socketpair()
     sys.stdout.flush()
     sys.stderr.flush()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+    signal_mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
     parent = os.getpid()
-    if child := os.fork():
+    child = os.fork()
+    if child != 0:
         child_socket.close()
         code = _supervise_child(child, parent_socket, cache_opener)
         sys.stderr.flush()
         os._exit(code & 0xFF)  # a normal exit would take 0.02 s to clean up all modules
     exit_with_parent(parent)
     parent_socket.close()
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return RemoteCache(child_socket.makefile("rb"), child_socket.makefile("wb")) if cache_opener is not None else None
+    signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+    if cache_opener is None:
+        return None
+    return RemoteCache(child_socket.makefile("rb"), child_socket.makefile("wb"))
 
 
 _LIMIT_BY_EXIT_STATUS: Final = {
@@ -191,15 +196,14 @@ def _supervise_child(child: int, channel: socket.socket, cache_opener: Callable[
 
     Return the child's exit code. If a signal ended the child, end this process with the same signal.
     """
-    thread = (
-        Thread(target=_serve_cache, args=(channel, cache_opener), name="cache") if cache_opener is not None else None
-    )
-    try:
-        if thread is not None:
+    thread = None
+    if cache_opener is not None:
+        thread = Thread(target=_serve_cache, args=(channel, cache_opener), name="cache")
+        try:
             thread.start()
-    except RuntimeError:  # the system cannot start a thread, so the child evaluates without a cache
-        channel.close()
-        thread = None
+        except RuntimeError:  # the system cannot start a thread, so the child evaluates without a cache
+            channel.close()
+            thread = None
     code = _wait_for_child(child)
     if thread is not None:
         with suppress(OSError):
@@ -211,9 +215,11 @@ def _supervise_child(child: int, channel: socket.socket, cache_opener: Callable[
         click.echo(f"gitboot: {build_limit_problem(_LIMIT_BY_EXIT_STATUS[code])}", err=True)
         return Exit.INVALID
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+        number = -code
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
-        os.kill(os.getpid(), -code)
+        os.kill(os.getpid(), number)
     return code
 
 
@@ -250,6 +256,7 @@ def _serve_cache(channel: socket.socket, cache_opener: Callable[[], DiskCache]) 
 
 
 def _is_stored_result(kind: ResultKind, value: bytes) -> bool:
+    """Return whether a value is a valid result. A child process must not be able to store anything else."""
     from gitboot.evaluator.cache import is_valid_result
 
     if is_valid_result(kind, value):
