@@ -42,15 +42,16 @@ def _as_completer(find_names: Callable[[click.Context], Iterator[str]]) -> Compl
 
 
 def _find_state_directory(context: click.Context) -> Path | None:
-    found: Any = context.params.get("state") or os.environ.get("GITBOOT_STATE")
-    return Path(found) if found else None
+    state: Any = context.params.get("state") or os.environ.get("GITBOOT_STATE")
+    return Path(state) if state else None
 
 
 def _find_servers(context: click.Context) -> Iterator[str]:
     state = _find_state_directory(context)
-    yield from (
-        _read_ledger_names(state) if state is not None else read_document_names(_find_fleet_path(context), "Server")
-    )
+    if state is not None:
+        yield from _read_ledger_names(state)
+    else:
+        yield from read_document_names(_find_fleet_path(context), "Server")
 
 
 def _find_fleet_path(context: click.Context) -> Path:
@@ -58,6 +59,7 @@ def _find_fleet_path(context: click.Context) -> Path:
 
 
 def _read_ledger_names(state: Path) -> Iterator[str]:
+    """Yield the names of the machines in a ledger."""
     from gitboot.controller.instance.state_directory import LEDGER, has_ledger
     from gitboot.ledger.store import open_database
 
@@ -73,7 +75,7 @@ def read_document_names(folder: Path, kind: str) -> Iterator[str]:
     """
     until = time.monotonic() + _MAX_SECONDS
     for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(each for each in folders if not each.startswith("."))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
         for file in files:
             if time.monotonic() > until:
                 return
@@ -82,17 +84,23 @@ def read_document_names(folder: Path, kind: str) -> Iterator[str]:
 
 
 def _find_document_names(text: str, kind: str) -> Iterator[str]:
+    """Yield the names of the documents of one kind in a YAML file."""
     for document in _DOCUMENT_START.split(text):
-        found, metadata = _KIND.search(document), _METADATA.search(document)
-        if found is None or found[1] != kind or metadata is None:
+        document_kind, metadata = _KIND.search(document), _METADATA.search(document)
+        if document_kind is None or document_kind[1] != kind or metadata is None:
             continue
-        if metadata["flow"]:
-            fields = [metadata["flow"][0] + _INNER.sub("", metadata["flow"][1:].partition("}, spec:")[0])]
+        flow = metadata["flow"]
+        if flow:
+            # Remove the mappings in the metadata, such as the labels, and the rest of the document.
+            fields = [flow[0] + _INNER.sub("", flow[1:].partition("}, spec:")[0])]
         else:
             lines = [line for line in metadata["block"].splitlines() if line.strip()]
             depth = len(lines[0]) - len(lines[0].lstrip())
             fields = [line for line in lines if len(line) - len(line.lstrip()) == depth]  # this skips the labels
-        yield from (name[1] for line in fields if (name := _NAME.search(line)) is not None)
+        for field in fields:
+            name = _NAME.search(field)
+            if name is not None:
+                yield name[1]
 
 
 complete_servers: Final = _as_completer(_find_servers)
@@ -138,5 +146,6 @@ def complete_held_digest(context: click.Context) -> Iterator[str]:
     from gitboot.controller.instance.state_directory import read_status
 
     state = _find_state_directory(context)
-    if state is not None and (held := read_status(state)["attempted"].get("held")) is not None:
+    held = read_status(state)["attempted"].get("held") if state is not None else None
+    if held is not None:
         yield held["digest"][:16]

@@ -65,6 +65,8 @@ _REQUIRED_CONDITIONS: Final = (
 # A reason of RecordsVerified that concerns only some servers. Each server has its own state.
 _SERVER_REASON: Final = "UnverifiedServers"
 _REQUEST_TIMEOUT_S: Final = 30
+_OUTCOME_POLL_S: Final = 0.05
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 
 
 class InstanceReader(Protocol):
@@ -104,12 +106,19 @@ def read_rollout_evidence(
         )
     written = status.get("at") or status.get("clock")
     at = datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
-    wait_reasons = (
-        f"the instance's condition {each['type']} is false ({each['reason']}): {each['message']}"
-        for each in status.get("conditions", ())
-        if each["type"] in _REQUIRED_CONDITIONS and not each["status"] and each["reason"] != _SERVER_REASON
-    )
-    return applied, InstanceReport(commit=commit, at=at, wait_reason=next(wait_reasons, None), records=records)
+    report = InstanceReport(commit=commit, at=at, wait_reason=_find_wait_reason(status), records=records)
+    return applied, report
+
+
+def _find_wait_reason(status: Mapping[str, Any]) -> str | None:
+    """Return the first required condition that is false as a reason to wait, or None if all of them are true."""
+    for condition in status.get("conditions", ()):
+        is_required = condition["type"] in _REQUIRED_CONDITIONS and condition["reason"] != _SERVER_REASON
+        if is_required and not condition["status"]:
+            return (
+                f"the instance's condition {condition['type']} is false ({condition['reason']}): {condition['message']}"
+            )
+    return None
 
 
 class TreeReader(Struct, frozen=True):
@@ -120,16 +129,16 @@ class TreeReader(Struct, frozen=True):
     def status(self) -> Mapping[str, Any]:
         file = self.folder / STATUS
         try:
-            found = json.loads(_read_bytes(file))
+            status = json.loads(_read_bytes(file))
         except ValueError as error:
             raise UsageError(f"{file} cannot be read: {error}") from None
-        return found if isinstance(found, dict) else {}
+        return status if isinstance(status, dict) else {}
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        records = self.folder / RECORDS
-        with convert_os_errors(records, "read"):
-            known = read_records(records)
-        return {each.uuid: known[each.uuid] for each in machines if each.uuid in known}
+        file = self.folder / RECORDS
+        with convert_os_errors(file, "read"):
+            records = read_records(file)
+        return {machine.uuid: records[machine.uuid] for machine in machines if machine.uuid in records}
 
 
 class StateReader(Struct, frozen=True):
@@ -143,10 +152,11 @@ class StateReader(Struct, frozen=True):
         return read_status(self.folder)
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        options: Any = {"on_begin": self.set_limits, "results": get_results_cache()}
-        with assembly.open_offline(self.folder, self.at, **options) as instance:
-            found = ((each.uuid, instance.snapshot.record(each.uuid)) for each in machines)
-            return {uuid: record for uuid, record in found if record is not None}
+        with assembly.open_offline(
+            self.folder, self.at, on_begin=self.set_limits, results=get_results_cache()
+        ) as instance:
+            records = {machine.uuid: instance.snapshot.record(machine.uuid) for machine in machines}
+        return {uuid: record for uuid, record in records.items() if record is not None}
 
 
 class ApiReader(Struct, frozen=True):
@@ -163,19 +173,19 @@ class ApiReader(Struct, frozen=True):
         return status
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        records_by_uuid = {}
-        for each in machines:
-            item = self._fetch_json(f"servers/{quote(each.server, safe='')}")
-            if isinstance(item, dict) and item.get("uuid") == each.uuid and item.get("provisioned") is not None:
-                records_by_uuid[each.uuid] = parse_record(item["provisioned"])
-        return records_by_uuid
+        records = {}
+        for machine in machines:
+            item = self._fetch_json(f"servers/{quote(machine.server, safe='')}")
+            if isinstance(item, dict) and item.get("uuid") == machine.uuid and item.get("provisioned") is not None:
+                records[machine.uuid] = parse_record(item["provisioned"])
+        return records
 
     def _fetch_json(self, path: str) -> Any:
         url = f"{self.url}/api/v1/{path}"
-        answer = self.client.request_json(url, credentials=self.credentials, deadline_s=_REQUEST_TIMEOUT_S)
-        if answer.status != 200:
-            raise HostUnreachable(f"{url} returned {answer.status} {answer.detail}".rstrip())
-        return answer.json
+        response = self.client.request_json(url, credentials=self.credentials, deadline_s=_REQUEST_TIMEOUT_S)
+        if response.status != 200:
+            raise HostUnreachable(f"{url} returned {response.status} {response.detail}".rstrip())
+        return response.json
 
 
 def open_instance(
@@ -185,10 +195,14 @@ def open_instance(
     *,
     allow_token_over_http: bool = False,
 ) -> InstanceReader:
-    """Return a reader for the URL of an API, an output tree, or the folder ``ops/records`` in an output tree."""
+    """Return a reader for the URL of an API, an output tree, or the folder ``ops/records`` in an output tree.
+
+    Raises `UsageError` if the token must not be sent to the URL or cannot be read.
+    """
     if "://" not in place:
         path = Path(place)
-        return TreeReader(path.parent.parent if path.parts[-2:] == Path(RECORDS).parts else path)
+        is_records_folder = path.parts[-2:] == Path(RECORDS).parts
+        return TreeReader(path.parent.parent if is_records_folder else path)
     client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
     credentials = {}
     if token is not None:
@@ -216,10 +230,11 @@ def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
 def find_decision(instance: OfflineInstance, server: str) -> Decision:
     """Return the decision for a server. Raises `UsageError` if the accepted commit does not contain the server."""
     servers = instance.commit.decisions.servers
-    if (found := servers.get(server)) is None:
+    decision = servers.get(server)
+    if decision is None:
         hint = format_suggestion(server, servers, "`gitboot plan` lists the servers")
         raise UsageError(f"the accepted commit has no server {server!r}; {hint}")
-    return found
+    return decision
 
 
 def find_machines(instance: OfflineInstance, server: str) -> tuple[SystemUuid, ...]:
@@ -228,11 +243,13 @@ def find_machines(instance: OfflineInstance, server: str) -> tuple[SystemUuid, .
     The result includes machines with this name that were removed from the fleet while their override was set. Raises
     `UsageError` if there is no such machine.
     """
-    snapshot, described = instance.snapshot, instance.commit.machines
+    snapshot = instance.snapshot
+    removed_uuids = snapshot.overrides.keys() & snapshot.machines.keys() - instance.commit.machines.keys()
     departed = tuple(
         uuid
-        for uuid in sorted(snapshot.overrides.keys() & snapshot.machines.keys() - described.keys())
-        if snapshot.machines[uuid].name == server and any(each.state.is_open for each in snapshot.list_overrides(uuid))
+        for uuid in sorted(removed_uuids)
+        if snapshot.machines[uuid].name == server
+        and any(override.state.is_open for override in snapshot.list_overrides(uuid))
     )
     if departed and server not in instance.commit.decisions.servers:
         return departed
@@ -249,10 +266,11 @@ def select_names(instance: OfflineInstance, servers: tuple[str, ...], selector: 
     """
     if selector is not None:
         return frozenset(select_servers(instance, servers, selector))
-    named, known_names = frozenset(servers), {machine.name for machine in instance.snapshot.machines.values()}
-    for name in sorted(named - known_names):
+    names = frozenset(servers)
+    names_with_record = {machine.name for machine in instance.snapshot.machines.values()}
+    for name in sorted(names - names_with_record):
         find_decision(instance, name)  # this raises an error if there is no such server
-    return named or None
+    return names or None
 
 
 def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
@@ -280,8 +298,10 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
             except OSError as error:
                 raise UsageError(f"cannot signal process {process}: {error.strerror}") from None
         until = time.monotonic() + _REQUEST_TIMEOUT_S
-        while (outcome := instance_tables.read_outcome(ledger, number)) is None and time.monotonic() < until:
-            time.sleep(0.05)
+        outcome = instance_tables.read_outcome(ledger, number)
+        while outcome is None and time.monotonic() < until:
+            time.sleep(_OUTCOME_POLL_S)
+            outcome = instance_tables.read_outcome(ledger, number)
     if outcome is None:
         raise NotYetDone(
             f"{state}: process {process} did not process the request within {_REQUEST_TIMEOUT_S} s, but will "
@@ -296,7 +316,8 @@ def read_held_change(state: Path) -> HeldCommit | None:
     """Return the change that a guard holds according to the last status of the instance, or None."""
     with suppress(UsageError):
         attempted = read_status(state)["attempted"]
-        if (held := attempted.get("held")) is not None:
+        held = attempted.get("held")
+        if held is not None:
             return HeldCommit(commit=attempted["commit"], digest=held["digest"], guards=tuple(held["guards"]))
     return None
 
@@ -323,15 +344,17 @@ def select_servers(instance: OfflineInstance, servers: tuple[str, ...], selector
         raise UsageError("pass server names, or select servers by label, for example -l role=web")
     for name in servers:
         find_decision(instance, name)  # raises an error if there is no such server
-    labels, chosen = instance.commit.labels, parse_selector(selector)
-    found = {
+    label_selector = parse_selector(selector)
+    labels = instance.commit.labels
+    selected = {
         name: decision
         for name, decision in sorted(instance.commit.decisions.servers.items())
-        if (not servers or name in servers) and (chosen is None or chosen.matches(Name(name), labels[name]))
+        if (not servers or name in servers)
+        and (label_selector is None or label_selector.matches(Name(name), labels[name]))
     }
-    if not found:
+    if not selected:
         raise UsageError(f"{'these servers do not have' if servers else 'no server has'} the labels {selector}")
-    return found
+    return selected
 
 
 def confirm_or_abort(*, yes: bool, err: bool = False) -> None:
@@ -346,39 +369,48 @@ def confirm_or_abort(*, yes: bool, err: bool = False) -> None:
     click.confirm("Continue?", abort=True, err=err)
 
 
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-
-
 def fetch_accepted_commit(place: str) -> str:
     """Return the newest commit that an instance has accepted. ``place`` is a URL or a directory.
 
     An endpoint provides the instance's status. A mirror provides only the output tree, whose manifest contains the
     commit. Raises `HostUnreachable` if the host does not respond, and `UsageError` if there is no such commit.
     """
-    for document in _fetch_status_files(place.rstrip("/")) if "://" in place else _read_status_files(Path(place)):
-        if isinstance(document, dict):
-            for each in (document.get("accepted"), document.get("applied"), document):
-                commit = each.get("commit") if isinstance(each, dict) else None
-                if isinstance(commit, str) and _COMMIT.fullmatch(commit):
-                    return commit
+    documents = _fetch_status_files(place.rstrip("/")) if "://" in place else _read_status_files(Path(place))
+    for document in documents:
+        commit = _find_newest_commit(document)
+        if commit is not None:
+            return commit
     raise UsageError(
         f"--accepted: {place} has no accepted commit; pass an endpoint's URL, or the OUTPUT of `gitboot run`. To "
         "find the cause, run `gitboot status` on the instance's host"
     )
 
 
+def _find_newest_commit(document: Any) -> str | None:
+    """Return the accepted commit in a status, or the commit in a manifest, or None if there is no such commit."""
+    if not isinstance(document, dict):
+        return None
+    for place in (document.get("accepted"), document.get("applied"), document):
+        commit = place.get("commit") if isinstance(place, dict) else None
+        if isinstance(commit, str) and _COMMIT.fullmatch(commit):
+            return commit
+    return None
+
+
 def _fetch_status_files(url: str) -> Iterator[Any]:
+    """Yield the status of an endpoint, or the manifest of a mirror. Raises `HostUnreachable`."""
     client = HttpClient()
     for path in ("api/v1/status", MANIFEST):
-        reply = client.request_json(f"{url}/{path}", deadline_s=_REQUEST_TIMEOUT_S)
-        if reply.status == 200 and isinstance(reply.json, dict):
-            yield reply.json
+        response = client.request_json(f"{url}/{path}", deadline_s=_REQUEST_TIMEOUT_S)
+        if response.status == 200 and isinstance(response.json, dict):
+            yield response.json
             return
-        if reply.status != 404:
-            raise HostUnreachable(f"{url}/{path} returned {reply.status} {reply.detail}".rstrip())
+        if response.status != 404:
+            raise HostUnreachable(f"{url}/{path} returned {response.status} {response.detail}".rstrip())
 
 
 def _read_status_files(directory: Path) -> Iterator[Any]:
+    """Yield the status and the manifest in an output tree, if they exist. Raises `UsageError` if they are damaged."""
     for file in (directory / STATUS, directory / MANIFEST):
         try:
             yield json.loads(file.read_bytes())
@@ -416,7 +448,8 @@ def resolve_active_state(state: Path) -> Path:
 
     If ``state`` belongs to a standby on this host, return the state directory of the active instance instead.
     """
-    if (active := find_active_directory(state)) != state:
+    active = find_active_directory(state)
+    if active != state:
         click.echo(
             f"gitboot: {state}: this instance is a standby; the command uses the active instance (--state {active})",
             err=True,

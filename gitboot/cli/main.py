@@ -174,18 +174,16 @@ class _Commands(click.Group):
         if name and name not in _COMMANDS and name not in _INTERNAL_COMMANDS:
             if name in _REPLACED:
                 context.fail(f"There is no command {name!r}; use {_REPLACED[name]}")
-            longer = next((each for each in _COMMANDS if each.startswith(f"{name}-")), None)
-            hint = (
-                f"did you mean {longer}?"
-                if longer
-                else format_suggestion(name, _COMMANDS, "`gitboot --help` lists the commands")
-            )
+            hint = format_suggestion(name, _COMMANDS, "`gitboot --help` lists the commands")
+            longer_names = [command for command in _COMMANDS if command.startswith(f"{name}-")]
+            if longer_names:
+                hint = f"did you mean {longer_names[0]}?"
             context.fail(f"There is no command {name!r}; {hint}")
         return super().resolve_command(context, args)
 
 
-def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
-    if not is_asked or context.resilient_parsing:
+def _print_version(context: click.Context, _: click.Parameter, is_set: bool) -> None:
+    if not is_set or context.resilient_parsing:
         return
     import platform
 
@@ -223,10 +221,11 @@ def program() -> NoReturn:
         main(OWN_PROCESS)
     except KeyboardInterrupt:
         sys.exit(Exit.INTERRUPTED)
-    except SystemExit as ended:
-        if why := find_output_error():
-            click.echo(f"gitboot: cannot write to standard output: {why}", err=True)
-            sys.exit(ended.code or Exit.PARTIAL)
+    except SystemExit as system_exit:
+        output_error = find_output_error()
+        if output_error:
+            click.echo(f"gitboot: cannot write to standard output: {output_error}", err=True)
+            sys.exit(system_exit.code or Exit.PARTIAL)
         raise
     finally:
         gc.freeze()  # no garbage collection, because the process ends now
@@ -236,10 +235,10 @@ def _suggest_replacement(error: click.UsageError) -> click.UsageError:
     """Return the error. If a user passed an option of an earlier version, suggest the replacement in the message."""
     if not isinstance(error, click.NoSuchOption) or error.option_name not in _REPLACED_OPTIONS or error.ctx is None:
         return error
-    known = {option for parameter in error.ctx.command.params for option in parameter.opts}
-    for each in _REPLACED_OPTIONS[error.option_name]:
-        if each.split()[0] in known or not each.startswith("-"):
-            return click.UsageError(f"{error.message} Did you mean '{each}'?", error.ctx)
+    known_options = {option for parameter in error.ctx.command.params for option in parameter.opts}
+    for replacement in _REPLACED_OPTIONS[error.option_name]:  # an option with its values, or a command
+        if replacement.split()[0] in known_options or not replacement.startswith("-"):
+            return click.UsageError(f"{error.message} Did you mean '{replacement}'?", error.ctx)
     return error
 
 
@@ -283,16 +282,20 @@ def main(context: object = None) -> NoReturn:
             raise
         sys.exit(Exit.USAGE)
     except GitbootError as error:
-        first, *others = str(error).split("\n")
-        from gitboot.cli.terminal import echo_wrapped  # imported here, because the import takes time
-
-        echo_wrapped(f"gitboot: {first}", err=True, hanging_indent="    ")
-        for line in others:
-            if isinstance(error, InvalidRepository):
-                echo_wrapped(line, err=True, hanging_indent="    ")
-            else:  # may be a command, which helps when it is copied whole
-                click.echo(f"    {line}", err=True)
+        _print_error(error)
         sys.exit(find_exit_code(error))
+
+
+def _print_error(error: GitbootError) -> None:
+    from gitboot.cli.terminal import echo_wrapped  # imported here, because the import takes time
+
+    lines = str(error).split("\n")
+    echo_wrapped(f"gitboot: {lines[0]}", err=True, hanging_indent="    ")
+    for line in lines[1:]:
+        if isinstance(error, InvalidRepository):
+            echo_wrapped(line, err=True, hanging_indent="    ")
+        else:  # the line may be a command, which people copy, so do not wrap it
+            click.echo(f"    {line}", err=True)
 
 
 class Exit(IntEnum):
@@ -348,7 +351,10 @@ _EXIT_BY_ERROR: Final[tuple[tuple[type[GitbootError], Exit], ...]] = (
 
 def find_exit_code(error: GitbootError) -> Exit:
     """Return the exit code for an error."""
-    return next((code for kind, code in _EXIT_BY_ERROR if isinstance(error, kind)), Exit.FAULT)
+    for error_type, code in _EXIT_BY_ERROR:
+        if isinstance(error, error_type):
+            return code
+    return Exit.FAULT
 
 
 Sections = Mapping[str, Sequence[str]]  # parameter names by heading
@@ -402,7 +408,8 @@ class Command(_CommandWithExample):
         **attributes: Any,
     ) -> None:
         super().__init__(*arguments, **attributes)
-        self.exit_codes, self.sections = exit_codes or {}, sections
+        self.exit_codes = exit_codes or {}
+        self.sections = sections
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises `click.BadParameter` for a path that the system can never open."""
@@ -415,21 +422,21 @@ class Command(_CommandWithExample):
         return remaining
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        records = {}  # the name and the help text of each option, by parameter name
+        records: dict[str, tuple[str, str]] = {}  # the name and the help text of each option, by parameter name
         for parameter in self.get_params(context):
             record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
             if record is not None:
-                records[str(parameter.name)] = record[0], _HUGE_RANGE.sub("", record[1])
-        remaining = dict(records)
-        sections: list[tuple[str, list[tuple[str, str]]]] = []
+                name, text = record
+                records[str(parameter.name)] = name, _HUGE_RANGE.sub("", text)
+        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+        names_in_sections: set[str] = set()
         for heading, names in self.sections.items():
-            found = [remaining.pop(name) for name in names if name in remaining]
-            if len(found) >= _MIN_SHARED or heading not in SHARED_SECTIONS:
-                sections.append((heading, found))
-            else:
-                remaining.update((name, records[name]) for name in names if name in records)
-        first = [record for name, record in records.items() if name in remaining]
-        for heading, rows in (("Options", first), *sections):
+            known_names = [name for name in names if name in records]
+            if len(known_names) >= _MIN_SHARED or heading not in SHARED_SECTIONS:
+                sections[heading] = [records[name] for name in known_names]
+                names_in_sections.update(known_names)
+        sections["Options"] = [record for name, record in records.items() if name not in names_in_sections]
+        for heading, rows in sections.items():
             if rows:
                 with formatter.section(heading):
                     formatter.write_dl(rows)
@@ -471,6 +478,6 @@ def command(shell: str) -> None:
     """
     from click.shell_completion import get_completion_class
 
-    kind = get_completion_class(shell)
-    if kind is not None:  # this is true for each allowed choice
-        click.echo(kind(cli, {}, "gitboot", "_GITBOOT_COMPLETE").source())
+    completion_class = get_completion_class(shell)
+    if completion_class is not None:  # this is true for each allowed choice
+        click.echo(completion_class(cli, {}, "gitboot", "_GITBOOT_COMPLETE").source())

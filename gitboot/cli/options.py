@@ -414,10 +414,10 @@ class FiniteRange(click.FloatRange):
     """A range of finite numbers. Unlike `click.FloatRange`, this range rejects NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> float:
-        found: float = super().convert(value, param, context)
-        if not math.isfinite(found):
+        number: float = super().convert(value, param, context)
+        if not math.isfinite(number):
             self.fail(f"expected a finite number, found {value!r}", param, context)
-        return found
+        return number
 
 
 class InstantType(click.ParamType[datetime]):

@@ -65,7 +65,7 @@ from gitboot.controller.records.ledger_trust import InitMode
 from gitboot.errors import OperatorError, TemporaryError, UsageError
 from gitboot.files import read_text, write_output_file
 from gitboot.fleet.documents import FleetRepository, Id
-from gitboot.fleet.identities import BmcAccess, list_machines
+from gitboot.fleet.identities import BmcAccess, Machine, list_machines
 from gitboot.fleet.yaml import insert_field
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.ledger import instance_tables
@@ -199,24 +199,11 @@ def enroll(
         )
 
     # Read the BMCs, and compare the machines with the fleet.
+    render = partial(render_document, credentials=name, policy=policy)
     with show_progress("BMCs", len(usable_contacts)) as advance:
         probes = _probe_bmcs(usable_contacts, trusted.credentials, parallel, lambda: advance(1))
-    found_servers = [_add_macs(server, lines[server.address]) for probe in probes for server in probe.servers]
-    unread_probes = [probe for probe in probes if probe.error is not None or not probe.servers]
-    failed_addresses = [probe.address for probe in probes if probe.error]
-    comparison = compare_servers(found_servers, machines, list(lines), failed_addresses)
-    render = partial(render_document, credentials=name, policy=policy)
-    chosen_names = {address: line.name for address, line in lines.items() if line.name is not None}
-    used_names = {machine.name for machine in machines}
-    documents = build_documents(found_servers, comparison, chosen_names, used_names, render)
-    report.facts |= {
-        "items": [_build_server_item(server, comparison, documents.get(server), path) for server in found_servers],
-        "unread": [{"address": probe.address, "why": probe.error or _SILENT} for probe in unread_probes],
-        "differences": _list_differences(comparison),
-    }
-    described_addresses = {
-        server.address for server in found_servers if server in comparison.servers or server in documents
-    }
+    found = _compare_machines(probes, lines, machines, render)
+    described_addresses = found.described_addresses
     enrolled = [
         EnrolledBmc(bmc=_build_access(contact.address, name), ip=contact.ip, certificate=contact.certificate)
         for contact in usable_contacts
@@ -225,10 +212,12 @@ def enroll(
     own = [machine.bmc for machine in machines if machine.bmc is not None and machine.bmc.credentials == name]
     extend_access = partial(extend_access_file, credentials, name, enrolled, own)
     access_file, access_text = extend_access()  # the text is None if the file does not change
-    report.print_text(_format_found_servers(found_servers, comparison, documents, unread_probes))
+    report.facts |= _build_found_facts(found, path)
+    report.print_text(_format_found(found))
 
     # Show the changes, and ask before gitboot writes them.
-    changes = [(path / file, "a new document") for file, _ in documents.values()]
+    documents = found.documents.values()
+    changes = [(path / file, "a new document") for file, _ in documents]
     if access_text is not None:
         changes.append((access_file, f"lets in {format_count(len(enrolled), 'BMC')}"))
     ledger_plan = None
@@ -238,9 +227,9 @@ def enroll(
         changes += ledger_plan.changes
     is_complete = (
         not refused
-        and not unread_probes
+        and not found.unread_probes
         and not any(contact.error is not None and "/" not in lines[contact.address].place for contact in contacts)
-        and len(described_addresses) == len({server.address for server in found_servers})
+        and described_addresses == {server.address for server in found.servers}
     )
     if not changes:
         report.print_text("there is nothing to add, so gitboot did not write any files")
@@ -249,7 +238,7 @@ def enroll(
     report.confirm("Write this?", yes=yes)
     if extend_access() != (access_file, access_text):
         raise UsageError(f"{access_file} changed in the meantime; repeat the command")
-    with create_documents(path, documents.values(), "move the file and repeat the command"):
+    with create_documents(path, documents, "move the file and repeat the command"):
         load_fleet(path, None)  # raises if a new document contradicts another one
         with _restore_on_error(access_file) if access_text is not None else nullcontext():
             if access_text is not None:
@@ -493,22 +482,63 @@ def _probe_bmcs(
     return sorted(probes, key=lambda probe: order[probe.address])
 
 
-def _list_differences(comparison: ScanComparison) -> tuple[Discrepancy, ...]:
-    """Return the differences that an enrolment does not resolve."""
-    expected_kinds = (DiscrepancyKind.UNKNOWN, DiscrepancyKind.MISSING)
-    return tuple(difference for difference in comparison.differences if difference.kind not in expected_kinds)
+class _FoundMachines(Struct, frozen=True, kw_only=True):
+    """The machines that the BMCs show, compared with the fleet."""
+
+    servers: list[FoundServer]
+    unread_probes: list[ProbeResult]  # BMCs that show no machine
+    comparison: ScanComparison
+    documents: dict[FoundServer, tuple[str, str]]  # the path and the text of the document for each new machine
+
+    @property
+    def described_addresses(self) -> set[str]:
+        """The addresses of BMCs with a machine that has a document or will get one."""
+        return {
+            server.address for server in self.servers if server in self.comparison.servers or server in self.documents
+        }
+
+    @property
+    def differences(self) -> tuple[Discrepancy, ...]:
+        """The differences from the fleet that an enrolment does not resolve."""
+        expected_kinds = (DiscrepancyKind.UNKNOWN, DiscrepancyKind.MISSING)
+        return tuple(each for each in self.comparison.differences if each.kind not in expected_kinds)
 
 
-def _build_server_item(
-    found_server: FoundServer, comparison: ScanComparison, document: tuple[str, str] | None, path: Path
-) -> dict[str, object]:
-    """Return a machine as in `gitboot bmc scan -o json`. For a new server, include the name that the server gets."""
-    server = PurePath(document[0]).stem if document is not None else comparison.servers.get(found_server)
-    return {
-        **to_json_value(found_server),
-        "server": server,
-        "document": str(path / document[0]) if document is not None else None,
-    }
+def _compare_machines(
+    probes: Sequence[ProbeResult],
+    lines: Mapping[str, _BmcLine],
+    machines: Sequence[Machine],
+    render: Callable[[FoundServer, str], str],
+) -> _FoundMachines:
+    """Compare the machines in the responses of BMCs with the machines of the fleet."""
+    servers = [_add_macs(server, lines[server.address]) for probe in probes for server in probe.servers]
+    failed_addresses = [probe.address for probe in probes if probe.error]
+    comparison = compare_servers(servers, machines, list(lines), failed_addresses)
+    chosen_names = {address: line.name for address, line in lines.items() if line.name is not None}
+    used_names = {machine.name for machine in machines}
+    return _FoundMachines(
+        servers=servers,
+        unread_probes=[probe for probe in probes if probe.error is not None or not probe.servers],
+        comparison=comparison,
+        documents=build_documents(servers, comparison, chosen_names, used_names, render),
+    )
+
+
+def _build_found_facts(found: _FoundMachines, path: Path) -> dict[str, object]:
+    """Return the machines for the JSON document, as in `gitboot bmc scan -o json`.
+
+    A new server has the name that it gets.
+    """
+    items = []
+    for server in found.servers:
+        name, file = found.comparison.servers.get(server), None
+        if server in found.documents:
+            file = found.documents[server][0]
+            name = PurePath(file).stem
+        document = str(path / file) if file is not None else None
+        items.append({**to_json_value(server), "server": name, "document": document})
+    unread = [{"address": probe.address, "why": probe.error or _SILENT} for probe in found.unread_probes]
+    return {"items": items, "unread": unread, "differences": found.differences}
 
 
 def _add_macs(found_server: FoundServer, line: _BmcLine) -> FoundServer:
@@ -524,28 +554,24 @@ _HINT: Final = (
 )
 
 
-def _format_found_servers(
-    found_servers: Sequence[FoundServer],
-    comparison: ScanComparison,
-    documents: Mapping[FoundServer, tuple[str, str]],
-    unread_probes: Sequence[ProbeResult],
-) -> str:
+def _format_found(found: _FoundMachines) -> str:
+    names, documents = found.comparison.servers, found.documents
     rows = [
         (
             server.address,
-            comparison.servers.get(server) or (documents[server][0] if server in documents else "-"),
+            names.get(server) or (documents[server][0] if server in documents else "-"),
             f"{server.maker} {server.model}".strip() or "-",
             server.identity.uuid or "-",
         )
-        for server in found_servers
+        for server in found.servers
     ]
     lines = [format_table(("ADDRESS", "SERVER", "MODEL", "UUID"), rows, shrinkable=(2,))] if rows else []
-    for server in found_servers:
-        if server not in comparison.servers and server.missing_identity is not None:
+    for server in found.servers:
+        if server not in names and server.missing_identity is not None:
             lines.append(wrap_text(f"{server.address}: {server.missing_identity}. {_HINT}"))
-    for probe in unread_probes:
+    for probe in found.unread_probes:
         lines.append(wrap_text(f"{probe.address}: {probe.error or _SILENT}"))
-    for difference in _list_differences(comparison):
+    for difference in found.differences:
         lines.append(wrap_text(f"{difference.kind}: {difference.server} at {difference.address}: {difference.message}"))
     return "\n".join(lines)
 

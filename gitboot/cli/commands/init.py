@@ -93,36 +93,36 @@ def command(directory: Path, wanted: str | None, subpath: str | None) -> None:
     DIR must be empty or new. It may be an empty Git repository. With --subpath, only that folder must be empty or new.
     gitboot does not overwrite files.
     """
-    source, folder = wanted or find_installed_requirement(), parse_subpath(subpath) if subpath is not None else ""
+    requirement = wanted or find_installed_requirement()
+    folder = parse_subpath(subpath) if subpath is not None else ""
     fleet = directory / folder
     with convert_os_errors(fleet):
         if fleet.exists() and any(path.name != ".git" for path in fleet.iterdir()):
             raise UsageError(f"{fleet} is not empty: choose an empty directory, or one that does not exist yet")
     existing = [
         name
-        for name, text in _build_files(source or THIS_VERSION, folder)
+        for name, text in _build_files(requirement or THIS_VERSION, folder)
         if not create_output_file(directory / name, text.encode(), make_folders=True)
     ]
-    hashes = "" if "#sha256=" in (source or "") else _HASH_MISSING
+    hashes = "" if "#sha256=" in (requirement or "") else _HASH_MISSING
     echo_wrapped(_NEXT.format(directory=fleet, quoted=quote_words(fleet), hashes=hashes))
     for name in existing:
         hint = _HINTS.get(name, "").format(slug=_build_slug(folder), subpath=folder)
         echo_wrapped(_EXISTS.format(name=name, hint=hint), err=True)
-    if source is None:
+    if requirement is None:
         echo_wrapped(_UNKNOWN_SOURCE, err=True)
 
 
 def _build_files(gitboot: str, subpath: str) -> Iterator[tuple[str, str]]:
+    """Yield the path and the content of each file of the new fleet. The paths are relative to the repository."""
     from gitboot.review.formats.json import build_schemas
 
     prefix = f"{subpath}/" if subpath else ""
-    for path in sorted(SEED.rglob("*")):
-        if path.is_file() and path.suffix != ".pyc":
-            name = path.relative_to(SEED).as_posix()
-            yield (
-                build_ci_file_path(name, subpath) if name in CI else f"{prefix}{name}",
-                build_seed_file(name, gitboot, subpath),
-            )
+    for file in sorted(SEED.rglob("*")):
+        if file.is_file() and file.suffix != ".pyc":
+            name = file.relative_to(SEED).as_posix()
+            path = build_ci_file_path(name, subpath) if name in CI else f"{prefix}{name}"
+            yield path, build_seed_file(name, gitboot, subpath)
     for name, text in build_schemas().items():
         yield f"{prefix}{SCHEMAS}/{name}", text
     yield f"{prefix}{PACKAGES}", build_requirements_file(gitboot, subpath)
@@ -149,7 +149,8 @@ _VARIABLES: Final = re.compile(
 def build_seed_file(name: str, gitboot: str = THIS_VERSION, subpath: str = "") -> str:
     """Return the content of a file in the new fleet. The CI jobs of the fleet install the requirement ``gitboot``."""
     slug = _build_slug(subpath)
-    text = _PROPOSE.sub(lambda match: indent(_PROPOSE_IMAGES.read_text(), match[1]), (SEED / name).read_text())
+    text = (SEED / name).read_text()
+    text = _PROPOSE.sub(lambda match: indent(_PROPOSE_IMAGES.read_text(), match[1]), text)
     if name in CI and subpath:  # the fleet in the subpath has its own instance
         text = _VARIABLES.sub(rf"\g<0>_{slug.strip('-').replace('-', '_').upper()}", text)
     for token, value in (
@@ -191,12 +192,14 @@ def build_requirements_file(gitboot: str = THIS_VERSION, subpath: str = "") -> s
         hint = _NO_HASH_OF_GIT
     else:
         hint = _NO_HASH.format(requirement=quote_words(requirement), path=quote_words(path))
-    needed = (line for line in _REQUIREMENTS.read_text().splitlines() if not line.lstrip().startswith("#"))
-    line = f"{requirement} --hash=sha256:{digest or 'MISSING'}"
-    return "\n".join((_PACKAGES + ("" if digest else hint) + line, *needed, ""))
+    header = _PACKAGES if digest else f"{_PACKAGES}{hint}"
+    own_line = f"{requirement} --hash=sha256:{digest or 'MISSING'}"
+    dependencies = [line for line in _REQUIREMENTS.read_text().splitlines() if not line.lstrip().startswith("#")]
+    return "\n".join((f"{header}{own_line}", *dependencies, ""))
 
 
 def _build_slug(subpath: str) -> str:
+    """Return a suffix for file names that is unique for a folder, or "" for the root of the repository."""
     slug = re.sub("[^A-Za-z0-9]+", "-", subpath).strip("-")
     return f"-{slug}" if subpath else ""
 
@@ -207,10 +210,10 @@ def find_installed_requirement() -> str | None:
     Return None if the source exists only on this host.
     """
     try:
-        found = distribution("gitboot")
+        package = distribution("gitboot")
     except PackageNotFoundError:
         return None
-    return find_requirement(found)
+    return find_requirement(package)
 
 
 # these installers use a package index, unless the package metadata contains another origin
@@ -218,15 +221,19 @@ _FROM_INDEX: Final = ("pip", "uv")
 
 
 def find_requirement(package: Distribution) -> str | None:
+    """Return the requirement from which a package was installed, or None if the source exists only on this host."""
     text = package.read_text("direct_url.json")
     if text is None:
-        return f"gitboot=={__version__}" if (package.read_text("INSTALLER") or "").strip() in _FROM_INDEX else None
+        installer = (package.read_text("INSTALLER") or "").strip()
+        return f"gitboot=={__version__}" if installer in _FROM_INDEX else None
     direct_url: dict[str, Any] = json.loads(text)
     url = direct_url["url"]
     if "vcs_info" in direct_url:
         return f"gitboot @ git+{url}@{direct_url['vcs_info']['commit_id']}"
     if urlsplit(url).scheme == "file":
-        pushed = find_pushed_url(Path(unquote(urlsplit(url).path))) if "dir_info" in direct_url else None
-        return pushed and f"gitboot @ git+{pushed}"
+        if "dir_info" not in direct_url:
+            return None
+        pushed_url = find_pushed_url(Path(unquote(urlsplit(url).path)))
+        return f"gitboot @ git+{pushed_url}" if pushed_url else None
     digest = direct_url.get("archive_info", {}).get("hashes", {}).get("sha256")
-    return f"gitboot @ {url}" + (f"#sha256={digest}" if digest else "")
+    return f"gitboot @ {url}#sha256={digest}" if digest else f"gitboot @ {url}"

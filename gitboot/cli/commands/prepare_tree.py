@@ -66,7 +66,7 @@ def prepare_subcommand(
         spool=spool,
     )
     try:
-        done = prepare(
+        prepared = prepare(
             settings,
             clock=current_time,
             warn=lambda text: print_event(Event(at=current_time(), type="CacheUnusable", message=text, warning=True)),
@@ -77,10 +77,17 @@ def prepare_subcommand(
         )
         raise click.exceptions.Exit(find_exit_code(error)) from None
     message = (
-        f"{output} contains the boot files for {done.servers:,} servers at commit {done.commit[:12]}, excluding "
-        f"{done.halted:,} install boots"
+        f"{output} contains the boot files for {prepared.servers:,} servers at commit {prepared.commit[:12]}, "
+        f"excluding {prepared.halted:,} install boots"
     )
-    _send_result("Prepared", message, commit=done.commit, servers=done.servers, halted=done.halted, asOf=done.at)
+    _send_result(
+        "Prepared",
+        message,
+        commit=prepared.commit,
+        servers=prepared.servers,
+        halted=prepared.halted,
+        asOf=prepared.at,
+    )
 
 
 def _send_result(type: str, message: str, *, is_warning: bool = False, **details: object) -> None:

@@ -73,6 +73,11 @@ _SECTIONS: Final = {  # sections of the help page; the first section contains th
 }
 _COUNT = click.IntRange(min=1)
 _SECONDS = FiniteRange(min=0, min_open=True, max=MAX_SECONDS)
+_MAX_NOTIFY_S: Final = 15.0  # maximum time to report to a forge after one reconcile
+_FINAL_NOTIFY_S: Final = 1.0  # maximum time to report to a forge at the end of the process
+# Maximum time from a signal to the end of the process. The instance can be interrupted at any point, because all writes
+# are durable.
+_MAX_SHUTDOWN_S: Final = 4.5
 
 
 @click.command(
@@ -459,8 +464,12 @@ def _check_encoding(values: Iterable[str]) -> None:
 def _build_settings(
     *, repository: str, subpath: str | None, reference: str | None, listen: str | None, poll_s: float, **options: Any
 ) -> Settings:
-    url, password = options.pop("ledger"), options.pop("ledger_password")
-    if url is None and password is not None:
+    """Return the settings of an instance. ``options`` contains the other options by parameter name.
+
+    Raises `UsageError` if an option is not valid, or if options contradict each other.
+    """
+    ledger_url, ledger_password = options.pop("ledger"), options.pop("ledger_password")
+    if ledger_url is None and ledger_password is not None:
         raise UsageError("--ledger-password needs --ledger, the URL of the database")
     limits = {name: options.pop(name) for name in (*LIMIT_HELP, "max_bmc_changes")}
     allowed = {name: options.pop(name) for name in ("allow_empty", "allow_rewind", "allow_takeover")}
@@ -506,7 +515,7 @@ def _build_settings(
             workers=options.pop("commit_workers"),
         ),
         limits=build_limits(limits, **allowed),
-        ledger=PostgresAddress.parse(url, password) if url is not None else None,
+        ledger=PostgresAddress.parse(ledger_url, ledger_password) if ledger_url is not None else None,
         listen=listen,
         poll_s=poll_s,
         targets=tuple(map(parse_target, options.pop("targets"))),
@@ -538,12 +547,6 @@ def _run_until_signal(settings: Settings, access: AccessSettings) -> Exit:
     return Exit.FINE
 
 
-_FINAL_NOTIFY_S: Final = 1.0  # maximum time to report to a forge at the end of the process
-# Maximum time from a signal to the end of the process. The instance can be interrupted at any point, because all writes
-# are durable.
-_MAX_SHUTDOWN_S: Final = 4.5
-
-
 def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
     """Reconcile as the active instance until a signal arrives. Return whether another instance took over."""
     with pause_garbage_collection():  # the objects of imported modules stay in memory
@@ -564,17 +567,14 @@ def _run_as_active(settings: Settings, access: AccessSettings) -> bool:
             loop.run(endpoints=endpoints)
         if wake_signal.is_stopped:
             lease = instance.store.database.lease
-            why = (lease.moved_message if lease is not None else None) or "another instance has taken over"
+            reason = (lease.moved_message if lease is not None else None) or "another instance has taken over"
             print_new_event(
-                "LeaseLost", f"{why}: this instance no longer publishes files or changes BMCs", is_warning=True
+                "LeaseLost", f"{reason}: this instance no longer publishes files or changes BMCs", is_warning=True
             )
         else:
             print_new_event("Stopped", "gitboot stopped; the published files remain")
     signal.setitimer(signal.ITIMER_REAL, 0)  # while it exits, the interpreter has no signal handler
     return wake_signal.is_stopped
-
-
-_MAX_NOTIFY_S: Final = 15.0  # maximum time to report to a forge after one reconcile
 
 
 @pause_garbage_collection()  # the process ends afterwards
@@ -622,24 +622,23 @@ def _open_loop(
             )
             instance, source = stack.enter_context(instance_context)
             gc.freeze()  # so that the collector does not examine these objects again
-        yield (
-            instance,
-            Loop(
-                instance.reconciler,
-                source,
-                poll_s=settings.poll_s,
-                clock=current_time,
-                tell=print_event,
-                wake_signal=wake_signal,
-                read_clock_state=read_clock_state,
-                forge=ForgeReader(verdicts, source, instance.store) if verdicts is not None else None,
-                notices=stack.enter_context(
-                    send_notices(
-                        settings, instance.store.progress[0], current_time, wake_signal.wake, timeout_s=timeout_s
-                    )
-                ),
-            ),
+        forge = ForgeReader(verdicts, source, instance.store) if verdicts is not None else None
+        identity = instance.store.progress[0]
+        notices = stack.enter_context(
+            send_notices(settings, identity, current_time, wake_signal.wake, timeout_s=timeout_s)
         )
+        loop = Loop(
+            instance.reconciler,
+            source,
+            poll_s=settings.poll_s,
+            clock=current_time,
+            tell=print_event,
+            wake_signal=wake_signal,
+            read_clock_state=read_clock_state,
+            forge=forge,
+            notices=notices,
+        )
+        yield instance, loop
 
 
 def _dry_run_once(settings: Settings) -> Exit:
@@ -663,11 +662,12 @@ def _dry_run_once(settings: Settings) -> Exit:
             tell=print_dry_event,
             read_clock_state=read_clock_state,
         ).run_once()
-        for what, paths in (("write", preview.result.written), ("remove", preview.result.withdrawn)):
-            for path in paths:
-                click.echo(f"would {what} {settings.output / path}")
-        for each in instance.reconciler.state.schedule.bmcs.values():
-            click.echo(f"{each.name}: {each.message}")
+        for path in preview.result.written:
+            click.echo(f"would write {settings.output / path}")
+        for path in preview.result.withdrawn:
+            click.echo(f"would remove {settings.output / path}")
+        for bmc in instance.reconciler.state.schedule.bmcs.values():
+            click.echo(f"{bmc.name}: {bmc.message}")
         return _find_reconcile_exit_code(instance.reconciler.status)
 
 
@@ -679,7 +679,7 @@ def _find_reconcile_exit_code(status: Status) -> Exit:
     """Return the exit code for the most severe condition after one reconcile."""
     if not status.condition("SourceReady"):
         return Exit.SOURCE
-    if any(each.type == "AcceptingCommits" and not each.status for each in status.conditions):
+    if any(condition.type == "AcceptingCommits" and not condition.status for condition in status.conditions):
         return Exit.SUSPENDED
     if status.held is not None:
         return Exit.HELD

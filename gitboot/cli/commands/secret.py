@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import click
 
@@ -175,19 +176,19 @@ def check(path: Path, rev: str | None, secret_keys: Path, outputs: tuple[OutputO
     keys = AgeKeys(secret_keys)
     keys.check()
     failures: dict[str, str] = {}
-    files = {name: data for name, data in load_fleet(path, rev).files.items() if name.endswith(AGE_SUFFIX)}
-    for name, data in files.items():
+    secrets = {name: data for name, data in load_fleet(path, rev).files.items() if name.endswith(AGE_SUFFIX)}
+    for name, data in secrets.items():
         try:
             keys.decrypt(parse_encrypted(data))
         except DecryptionError as error:
             failures[name] = str(error)
     write_outputs(
         outputs,
-        json=partial(format_document, items=[{"path": name, "closed": failures.get(name)} for name in files]),
-        text=partial("".join, [f"{name}: {why}\n" for name, why in failures.items()]),
+        json=partial(format_document, items=[{"path": name, "closed": failures.get(name)} for name in secrets]),
+        text=partial("".join, [f"{name}: {reason}\n" for name, reason in failures.items()]),
     )
     click.echo(
-        f"{format_count(len(files), 'secret')} checked: {len(failures)} cannot be decrypted with these keys", err=True
+        f"{format_count(len(secrets), 'secret')} checked: {len(failures)} cannot be decrypted with these keys", err=True
     )
     if failures:
         sys.exit(Exit.INVALID)
@@ -233,51 +234,39 @@ def fetches(
         return
     with open_offline(state, current_time()) as instance:
         names = select_names(instance, servers, selector)
-        known = {
-            machine.name: instance.snapshot.secret_fetches.get(uuid)
-            for uuid, machine in instance.commit.machines.items()
-        }
-    items = [
-        {"server": name, **facts}
-        for name, each in sorted(known.items(), key=lambda item: item[0])
-        if each is not None and (names is None or name in names)
-        for facts in each.facts()
-    ]
-    rows = [
-        (
-            item["server"],
-            item["secret"],
-            each.get("address", "others"),
-            str(each["times"]),
-            each["first"],
-            each["last"],
-            "confirm" if item["unexpected"] else "",
-        )
-        for item in items
-        for each in (*item["addresses"], *([item["others"]] if item["others"] is not None else []))
-    ]
-    text = partial(format_table, ("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), rows)
-    write_outputs(outputs, json=partial(format_document, items=items), text=text)
+        machines = instance.commit.machines.values()
+        fetches_by_server = {machine.name: instance.snapshot.secret_fetches.get(machine.uuid) for machine in machines}
+    items: list[dict[str, Any]] = []
+    for server, server_fetches in sorted(fetches_by_server.items(), key=lambda item: item[0]):
+        if server_fetches is not None and (names is None or server in names):
+            items += ({"server": server, **facts} for facts in server_fetches.facts())
+    write_outputs(outputs, json=partial(format_document, items=items), text=partial(_format_fetches, items))
+
+
+def _format_fetches(items: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for item in items:
+        others = [item["others"]] if item["others"] is not None else []  # the total for all other addresses
+        for total in (*item["addresses"], *others):
+            address = total.get("address", "others")
+            hint = "confirm" if item["unexpected"] else ""
+            times = str(total["times"])
+            rows.append((item["server"], item["secret"], address, times, total["first"], total["last"], hint))
+    return format_table(("SERVER", "SECRET", "ADDRESS", "FETCHES", "FIRST", "LAST", ""), rows)
 
 
 def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path, reason: str) -> None:
+    """Confirm the fetches of these servers. Raises `UsageError` if one of ``servers`` fetched no secret."""
+    items = []
     with open_offline(state, current_time()) as instance:
-        known = {
-            name: (decision.uuid, instance.snapshot.secret_fetches.get(decision.uuid))
-            for name, decision in select_servers(instance, servers, selector).items()
-        }
-    if missing := [name for name, (_, each) in known.items() if each is None and name in servers]:
-        raise UsageError(
-            f"gitboot has no record that {missing[0]} fetched a secret; `gitboot secret fetches` lists the "
-            "servers that did"
-        )
-    items = [
-        {
-            "uuid": uuid,
-            "server": name,
-            "seen": {secret: list(found.totals) for secret, found in each.secret_fetches.items()},
-        }
-        for name, (uuid, each) in known.items()
-        if each is not None
-    ]
+        for server, decision in select_servers(instance, servers, selector).items():
+            server_fetches = instance.snapshot.secret_fetches.get(decision.uuid)
+            if server_fetches is None and server in servers:
+                raise UsageError(
+                    f"gitboot has no record that {server} fetched a secret; `gitboot secret fetches` lists the "
+                    "servers that did"
+                )
+            if server_fetches is not None:
+                seen = {secret: list(fetches.totals) for secret, fetches in server_fetches.secret_fetches.items()}
+                items.append({"uuid": decision.uuid, "server": server, "seen": seen})
     echo_wrapped(request_change(state, SECRET_FETCHES, {"items": items, "reason": reason}))

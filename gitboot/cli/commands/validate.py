@@ -45,12 +45,12 @@ _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning"}
 _LINES: Final = re.compile(r"(\.ya?ml)(?::\d+)+")  # a source location such as fleet.yaml:12 in a message
 
 
-def sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
+def _sort_by_severity(problems: Iterable[Problem]) -> list[Problem]:
     """Return problems sorted by severity, with errors first, and then by location."""
     return sorted(problems, key=lambda problem: (list(Severity).index(problem.severity), problem))
 
 
-def format_with_hint(problem: Problem) -> str:
+def _format_with_hint(problem: Problem) -> str:
     """Format a problem's message, with its hint in parentheses."""
     return printable(f"{problem.message} ({problem.hint})" if problem.hint else problem.message)
 
@@ -61,7 +61,7 @@ def format_sarif(problems: Sequence[Problem]) -> str:
     Paths are relative to the root of the repository. The fingerprint of a result does not contain the line number, so
     the fingerprint stays the same if lines move.
     """
-    ordered = sort_by_severity(problems)
+    ordered = _sort_by_severity(problems)
     numbers = {code: number for number, code in enumerate(sorted({problem.code for problem in ordered}))}
     rules = [
         {
@@ -80,7 +80,7 @@ def format_sarif(problems: Sequence[Problem]) -> str:
             "ruleId": str(problem.code),
             "ruleIndex": numbers[problem.code],
             "level": _LEVELS[problem.severity],
-            "message": {"text": format_with_hint(problem)},
+            "message": {"text": _format_with_hint(problem)},
             "locations": [
                 {
                     "physicalLocation": {
@@ -128,13 +128,15 @@ def format_junit(problems: Sequence[Problem]) -> str:
     root = Element("testsuites", counts)
     tests = SubElement(root, "testsuite", {"name": "gitboot", **counts})
     used: Counter[tuple[str, str]] = Counter()
-    for problem in sort_by_severity(problems):
+    for problem in _sort_by_severity(problems):
         name = printable(f"{problem.path}: {problem.message}")
         used[problem.code, name] += 1
-        if (number := used[problem.code, name]) > 1:
+        number = used[problem.code, name]
+        if number > 1:  # names must be unique
             name = f"{name} ({number})"
         attributes = {"classname": problem.code, "name": name, "file": printable(problem.path)}
-        test, text = SubElement(tests, "testcase", attributes), printable(str(problem))
+        test = SubElement(tests, "testcase", attributes)
+        text = printable(str(problem))
         if problem.severity is Severity.ERROR:
             SubElement(test, "failure", {"type": problem.code, "message": printable(problem.message)}).text = text
         else:
@@ -154,14 +156,14 @@ def format_github(problems: Sequence[Problem]) -> str:
 
     If GitHub would not show all of the problems, a notice states how many it would omit.
     """
-    ordered = sort_by_severity(problems)
+    ordered = _sort_by_severity(problems)
     lines: list[str] = []
     left_out: list[str] = []
     for severity, level in _LEVELS.items():
-        found = [problem for problem in ordered if problem.severity is severity]
-        lines += (_format_github_command(level, problem) for problem in found[:MAX_ANNOTATIONS])
-        if len(found) > MAX_ANNOTATIONS:
-            left_out.append(format_count(len(found) - MAX_ANNOTATIONS, f"more {level}"))
+        of_severity = [problem for problem in ordered if problem.severity is severity]
+        lines += (_format_github_command(level, problem) for problem in of_severity[:MAX_ANNOTATIONS])
+        if len(of_severity) > MAX_ANNOTATIONS:
+            left_out.append(format_count(len(of_severity) - MAX_ANNOTATIONS, f"more {level}"))
     if left_out:
         lines.append(f"::notice title=gitboot::{' and '.join(left_out)} not shown here: see this step's log")
     return "\n".join(lines)
@@ -179,7 +181,7 @@ def _format_github_command(level: str, problem: Problem) -> str:
         "title": str(problem.code),
     }
     joined = ",".join(f"{name}={value.translate(_PROPERTY_ESCAPES)}" for name, value in properties.items())
-    return f"::{level} {joined}::{format_with_hint(problem).translate(_TEXT_ESCAPES)}"
+    return f"::{level} {joined}::{_format_with_hint(problem).translate(_TEXT_ESCAPES)}"
 
 
 def format_problem_counts(problems: Sequence[Problem]) -> str:
@@ -194,14 +196,13 @@ def format_problems(problems: Sequence[Problem], prefix: str) -> str:
     """Format each problem as ``path:line:column: CODE: message``, with its hint on the next line."""
     lines = []
     for problem in problems:
-        error = problem.severity is Severity.ERROR
-        place, code = f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:", f"{problem.code}:"
-        text = wrap_on_terminal(
-            f"{place} {code} {'' if error else 'warning: '}{printable(problem.message)}",
-            sys.stdout,
-            hanging_indent="    ",
-        ).replace(place, style(place, bold=True), 1)
-        lines.append(text.replace(code, style(code, fg="red" if error else "yellow"), 1))
+        is_error = problem.severity is Severity.ERROR
+        place = f"{printable(prefix + problem.path)}:{problem.line}:{problem.column}:"
+        code = f"{problem.code}:"
+        text = f"{place} {code} {'' if is_error else 'warning: '}{printable(problem.message)}"
+        text = wrap_on_terminal(text, sys.stdout, hanging_indent="    ")
+        text = text.replace(place, style(place, bold=True), 1)
+        lines.append(text.replace(code, style(code, fg="red" if is_error else "yellow"), 1))
         if problem.hint:
             lines.append(wrap_on_terminal(f"    {printable(problem.hint)}", sys.stdout))
     return "\n".join(lines)
@@ -297,13 +298,13 @@ def command(
     write_outputs(
         outputs, **{name: partial(write, problems, format_path_prefix(path)) for name, write in FORMATS.items()}
     )
+    errors = [problem for problem in problems if problem.severity is Severity.ERROR]
     if any(output.format == "text" for output in outputs):
+        fleet_path = "" if path == Path() else f"{path}: "
         files = len({problem.path for problem in problems})
-        where = f" in {format_count(files, 'file')}" if files else ""
-        click.echo(
-            f"{'' if path == Path() else f'{path}: '}{summary}{format_problem_counts(problems)}{where}", err=True
-        )
-        if code := next((problem.code for problem in problems if problem.severity is Severity.ERROR), None):
-            click.echo(f"`gitboot explain {code}` explains the first error", err=True)
-    if any(problem.severity is Severity.ERROR for problem in problems):
+        place = f" in {format_count(files, 'file')}" if files else ""
+        click.echo(f"{fleet_path}{summary}{format_problem_counts(problems)}{place}", err=True)
+        if errors:
+            click.echo(f"`gitboot explain {errors[0].code}` explains the first error", err=True)
+    if errors:
         sys.exit(Exit.INVALID)
