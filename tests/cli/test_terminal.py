@@ -258,13 +258,13 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "images": "images {work} --records fresh",
     "new": "new image --path {work}",
     "history": "history {server} --path {work}",
-    "diff_and_comment": "diff --path {work} HEAD~1..HEAD",
+    "diff": "diff --path {work} HEAD~1..HEAD",
     "artifacts": "artifacts verify {work} --assets {folder}",
     "status": "status --state {state}",
     "provisioning_records": "records show --state {state}",
     "bmc": "bmc get --state {state} --credentials {folder}/credentials",
     "bmc_power": "bmc power get --state {state} --credentials {folder}/credentials",
-    "mirrors": "verify-mirror --tree {folder}/output {folder}/empty",
+    "verify_mirror": "verify-mirror --tree {folder}/output {folder}/empty",
 }
 ELSEWHERE: Final = {  # their rows need other systems: the same function with the same bounds, tested where those are
     "bmc_enroll": "BMCs of a network",
@@ -284,17 +284,17 @@ TABLES: Final = {
     "bmc_power": 2,
     "bmc_scan": 1,
     "compare_old_system": 1,
-    "diff_and_comment": 1,
+    "diff": 1,
     "explain": 3,
     "history": 2,
     "images": 2,
     "instance": 1,
-    "mirrors": 2,
     "new": 1,
     "plan": 2,
     "provisioning_records": 2,
     "secret": 1,
     "status": 1,
+    "verify_mirror": 2,
 }
 
 

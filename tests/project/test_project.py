@@ -102,7 +102,7 @@ def test_no_module_has_more_than_800_lines() -> None:
             id="the events of an instance",
         ),
         pytest.param(
-            ("cli.commands.mirrors",),
+            ("cli.commands.read_access_logs",),
             {"gitboot.publish.mirror_comparison", "gitboot.publish.mirror_repair", "gitboot.publish.targets.follower"},
             id="the reader of access logs",
         ),

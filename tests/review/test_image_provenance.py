@@ -7,7 +7,7 @@ import json
 import click
 import pytest
 
-from gitboot.cli.commands.diff_and_comment import format_review_text
+from gitboot.cli.commands.diff import format_review_text
 from gitboot.errors import UsageError
 from gitboot.jsonio import format_document
 from gitboot.problems import Code

@@ -16,7 +16,7 @@ import click
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from gitboot.cli.commands.diff_and_comment import format_review_text
+from gitboot.cli.commands.diff import format_review_text
 from gitboot.fleet.revision import Message
 from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import as_markdown

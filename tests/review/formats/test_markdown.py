@@ -9,7 +9,7 @@ from dataclasses import replace
 import click
 import pytest
 
-from gitboot.cli.commands.diff_and_comment import format_review_text
+from gitboot.cli.commands.diff import format_review_text
 from gitboot.cli.commands.validate import format_github
 from gitboot.fleet.revision import Message
 from gitboot.problems import Code, Severity
