@@ -1,4 +1,4 @@
-"""Commit acceptance: accepts, holds or rejects the newest commit, and formats the messages about it."""
+"""Commit acceptance: accepts, holds or rejects the newest commit, and formats the messages about the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 from msgspec import Struct, field, structs
 
 from gitboot.controller.commit_judgement import (
-    Candidate,
     CommitJudge,
     CommitJudgement,
     CommitsAhead,
@@ -21,6 +20,7 @@ from gitboot.controller.commit_judgement import (
     check_signatures,
     collect_approvals,
 )
+from gitboot.controller.held_commit import Candidate, format_exceeded_limits, list_ack_lines
 from gitboot.controller.operator_requests import find_released_servers
 from gitboot.controller.records.install_boots import find_newly_withheld, merge_withheld_boots, remove_withheld_boots
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
@@ -44,12 +44,11 @@ from gitboot.jsonio import to_json_value as as_facts
 from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.problems import Code, Problem, Severity, find_next_change
 from gitboot.resolve.provisioning_record import StopScope
-from gitboot.review.acknowledgements import format_ack_lines, format_approval, list_ack_guards
 from gitboot.review.formats import phrases
-from gitboot.review.guards import ONLY_APPROVED, Guard, Limits, Verdict
-from gitboot.status.conditions import REASON_SEPARATOR, Event
+from gitboot.review.guards import Guard, Limits
+from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Acknowledgement, ChangedArea, HeldCommit, PassedCommit
-from gitboot.text import format_count, format_names, format_omitted, printable
+from gitboot.text import format_count, printable
 
 
 class CommitTrust(Struct, frozen=True, kw_only=True):
@@ -151,8 +150,8 @@ class Attempt(Struct, frozen=True, kw_only=True):
             commit=self.candidate.commit.revision,
             digest=verdict.digest,
             guards=tuple(str(guard) for guard in verdict.holding_guards),
-            reasons=_format_exceeded_limits(verdict),
-            lines=_list_ack_lines(verdict, self.candidate.reinstalls_need) if self.candidate.accepts_lines else (),
+            reasons=format_exceeded_limits(verdict),
+            lines=list_ack_lines(verdict, self.candidate.reinstalls_need) if self.candidate.accepts_lines else (),
             reinstalls=self.candidate.reinstalls if Guard.MAX_REINSTALLS in verdict.holding_guards else (),
         )
 
@@ -180,7 +179,9 @@ class CommitAcceptor:
         commit_trust: CommitTrust = NO_COMMIT_TRUST,
         checkpoint_commit: Commit | None = None,
     ) -> None:
-        self._source, self._evaluation, self._limits = source, evaluation, limits
+        self._source = source
+        self._evaluation = evaluation
+        self._limits = limits
         self._judge = CommitJudge(evaluation, limits, is_covered, commit_trust.reinstalls_need)
         self._signatures = commit_trust.signatures
         self._published = published_commit  # the commit whose files were published before this start
@@ -195,7 +196,7 @@ class CommitAcceptor:
         self._has_searched, self._is_search_stored = False, False
         self._judged_by_records: Candidate | None = None  # the last candidate that was judged by the records
         self._records_read: tuple[object, ...] = ()  # the result of `_list_install_values` when it was judged
-        # The last arguments and result of `find_newly_withheld`.
+        # The last commits and result of `_find_newly_withheld`.
         self._last_withheld: tuple[tuple[Commit, ...], WithheldBoots | None] | None = None
         # The last arguments and result of `_set_offered_commit`.
         self._last_offered: tuple[Commit, WithheldBoots | None, Commit] | None = None
@@ -297,94 +298,104 @@ class CommitAcceptor:
         return structs.replace(attempt, is_adopted=True)
 
     def _judge_newest(self, attempt: Attempt, snapshot: LedgerSnapshot, events: list[Event], at: datetime) -> Attempt:
-        latest, suspension = self._source.latest(), snapshot.facts.suspension
+        """Judge the newest commit again if the result may differ from the last judgement."""
+        latest, unresumed = self._source.latest(), attempt.unresumed
         if latest is None:
             return attempt
-        unresumed, awaits_accepted = attempt.unresumed, attempt.awaits_accepted
         if unresumed is not None and latest == unresumed.commit and attempt.attempted not in (None, latest):
             # The judged commit is no longer on the branch.
             return structs.replace(attempt, attempted=None, problems=unresumed.problems, candidate=None)
-        accepted_before = self._find_last_accepted(snapshot) if attempt.accepted is None else None
-        is_next_evaluated = attempt.attempted is not None or attempt.retries >= _MIN_FAILURES
-        if accepted_before is not None and (latest == accepted_before or not is_next_evaluated):
+        if attempt.accepted is None and self._must_resume_first(attempt, latest, snapshot):
             return attempt
         # number of evaluations of this commit that did not end
         retries = attempt.retries if latest in (attempt.attempted, attempt.waiting) else 0
-        attempt, until = structs.replace(attempt, waiting=None), attempt.problems_until
-        if attempt.accepted is not None and not attempt.is_behind and until is not None and until <= at:
-            decisions = attempt.accepted.decisions
-            attempt = structs.replace(
-                attempt, problems=decisions.find_problems(at), problems_until=find_next_change(decisions.dated, at)
-            )
+        attempt = _update_problems(structs.replace(attempt, waiting=None), at)
         keys = self._signatures.fingerprint(latest) if self._signatures is not None else ""
-        held, reads_records, wait = attempt.candidate, attempt.log_read == latest, _choose_wait_scope(attempt, latest)
         is_gone = self._is_commit_missing(attempt.withheld, latest)
         has_news = (
             keys != attempt.keys
-            or (held is not None and not held.accepts_lines and not snapshot.facts.gap)
-            or (held is not None and not collect_approvals(snapshot).keys() <= held.approvals.keys())
-            or (reads_records and (attempt.awaits_records or self._has_new_records(attempt, snapshot)))
-            or (attempt.waits and wait is WaitScope.NONE)
-            or (attempt.problems_until is not None and attempt.problems_until <= at)
             or is_gone != (attempt.missing_commit is not None)
+            or self._may_judge_differently(attempt, latest, snapshot, at)
         )
-        before = attempt.withheld
-        if _is_retry_due(attempt, at) and not awaits_accepted and not self._is_retrying:
+        if _is_retry_due(attempt, at) and not attempt.awaits_accepted and not self._is_retrying:
             self._judge.forget_unevaluated_commits()
             self._is_retrying = True
+        withheld_before = attempt.withheld
         if latest == attempt.attempted and not attempt.is_behind:
-            return self._update_withheld_boots(attempt, before, (), latest, is_gone=is_gone)
+            return self._update_withheld_boots(attempt, withheld_before, (), latest, is_gone=is_gone)
         if latest == attempt.attempted and not (has_news or self._is_retrying):
             return attempt
         if self._is_retrying:
             # gitboot still offers the boots that these commits remove, so it first withholds them and then reads the
             # records.
-            reads_records, attempt = False, structs.replace(attempt, evaluated=None, published=None, log_read=None)
-            wait = _choose_wait_scope(attempt, latest)
+            attempt = structs.replace(attempt, evaluated=None, published=None, log_read=None)
+        reads_records, wait = attempt.log_read == latest, _choose_wait_scope(attempt, latest)
         try:
             ahead = self._read_commits_ahead(attempt.accepted, latest, snapshot)
-            found = self._judge.judge(ahead, snapshot, at, attempt.used_ack_ids, reads_records=reads_records, wait=wait)
+            judgement = self._judge.judge(
+                ahead, snapshot, at, attempt.used_ack_ids, reads_records=reads_records, wait=wait
+            )
         except EvaluationUnfinished:
             return attempt
-        reached = found.reached or attempt.accepted
+        reached = judgement.reached or attempt.accepted
         self._evaluation.end_process_unless_accepted(reached.revision if reached is not None else None)
-        if not awaits_accepted and not found.is_incomplete:
+        if not attempt.awaits_accepted and not judgement.is_incomplete:
             attempt = structs.replace(attempt, retry_at=None, retries=0)
-        elif not awaits_accepted and (self._is_retrying or not retries):
+        elif not attempt.awaits_accepted and (self._is_retrying or not retries):
             attempt = _schedule_retry(attempt, retries, at)
-        self._records_read, self._is_retrying, scheduled = _list_install_values(snapshot), False, attempt
+        self._records_read, self._is_retrying = _list_install_values(snapshot), False
+        suspension = snapshot.facts.suspension
         if suspension is not None and at < suspension.until:
-            attempt = self._update_withheld_boots(attempt, before, found.valid, found.evaluated, is_gone=is_gone)
-            return structs.replace(
-                attempt,
-                orders=found.orders or (found.reached.orders if found.reached is not None else None),
-                waiting=latest,
-                evaluated=latest,
-                problems_until=found.problems_until if attempt.is_behind else attempt.problems_until,
+            attempt = self._update_withheld_boots(
+                attempt, withheld_before, judgement.valid, judgement.evaluated, is_gone=is_gone
             )
-        if found.reached is not None:
-            attempt = self._accept_reached_commit(attempt, found, found.reached, ahead, events, at)
+            return _record_waiting_commit(attempt, latest, judgement)
+        scheduled = attempt
+        if judgement.reached is not None:
+            attempt = self._accept_reached_commit(attempt, judgement, judgement.reached, ahead, events, at)
         attempt = structs.replace(
             attempt,
-            orders=found.orders,
-            passed_commits=found.passed_commits,
+            orders=judgement.orders,
+            passed_commits=judgement.passed_commits,
             keys=keys,
-            problems_until=found.problems_until,
+            problems_until=judgement.problems_until,
+            awaits_records=judgement.awaits_records,
+            waits=judgement.waits,
         )
-        attempt = self._update_withheld_boots(attempt, before, found.newer_commits, found.evaluated, is_gone=is_gone)
-        attempt = structs.replace(attempt, evaluated=latest, awaits_records=found.awaits_records, waits=found.waits)
-        if found.is_incomplete and found.reached is not None and found.reached.revision != latest:
+        attempt = self._update_withheld_boots(
+            attempt, withheld_before, judgement.newer_commits, judgement.evaluated, is_gone=is_gone
+        )
+        attempt = structs.replace(attempt, evaluated=latest)
+        if judgement.is_incomplete and judgement.reached is not None and judgement.reached.revision != latest:
             attempt = structs.replace(attempt, retry_at=scheduled.retry_at, retries=scheduled.retries)
-        if found.invalid is not None:
-            return _record_rejection(attempt, latest, found.invalid, events, at)
-        if (held := found.candidate) is None:
+        if judgement.invalid is not None:
+            return _record_rejection(attempt, latest, judgement.invalid, events, at)
+        if judgement.candidate is None:
             return attempt
-        accepted = attempt.accepted
-        if accepted is not None and accepted.fleet.stopped is not None and held.commit.fleet.stopped is None:
-            held = structs.replace(held, released=find_released_servers(held.commit, snapshot, at, StopScope.WRITING))
-        self._judged_by_records = held if reads_records else None
-        return structs.replace(
-            attempt, attempted=latest, problems=held.commit.decisions.find_problems(at), candidate=held
+        attempt = _record_held_commit(attempt, latest, judgement.candidate, snapshot, at)
+        self._judged_by_records = attempt.candidate if reads_records else None
+        return attempt
+
+    def _must_resume_first(self, attempt: Attempt, latest: Revision, snapshot: LedgerSnapshot) -> bool:
+        """Return whether gitboot must restore the last accepted commit before it judges the newest commit.
+
+        After several failures, gitboot judges the newest commit nevertheless.
+        """
+        accepted_before = self._find_last_accepted(snapshot)
+        has_failed = attempt.attempted is not None or attempt.retries >= _MIN_FAILURES
+        return accepted_before is not None and (latest == accepted_before or not has_failed)
+
+    def _may_judge_differently(
+        self, attempt: Attempt, latest: Revision, snapshot: LedgerSnapshot, at: datetime
+    ) -> bool:
+        """Return whether approvals, records, fetches or the time may change the judgement of the newest commit."""
+        held = attempt.candidate
+        return (
+            (held is not None and not held.accepts_lines and not snapshot.facts.gap)
+            or (held is not None and not collect_approvals(snapshot).keys() <= held.approvals.keys())
+            or (attempt.log_read == latest and (attempt.awaits_records or self._has_new_records(attempt, snapshot)))
+            or (attempt.waits and _choose_wait_scope(attempt, latest) is WaitScope.NONE)
+            or (attempt.problems_until is not None and attempt.problems_until <= at)
         )
 
     def _accept_reached_commit(
@@ -396,6 +407,7 @@ class CommitAcceptor:
         events: list[Event],
         at: datetime,
     ) -> Attempt:
+        """Return the attempt that accepts the commit that ``judgement`` reached, and report the acknowledgements."""
         accepted = self._build_attempt(commit, events, at)
         for revision, verdict in judgement.accepted_steps:
             for trip in verdict.trips:
@@ -403,9 +415,9 @@ class CommitAcceptor:
                 facts = {"commit": revision, "digest": verdict.digest, "guard": trip.guard.value, "by": trip.by}
                 events.append(Event(at=at, type="Acknowledged", message=message, facts=facts))
         subjects = {
-            each.commit: each.text.partition("\n")[0][:_MAX_SUBJECT]
+            message.commit: message.text.partition("\n")[0][:_MAX_SUBJECT]
             for _, messages in ahead.merges
-            for each in messages
+            for message in messages
         }
         return structs.replace(
             accepted,
@@ -449,33 +461,40 @@ class CommitAcceptor:
         ``is_gone`` means that the commit in ``before`` is no longer on the branch. In that case an operator must
         decide, unless ``evaluated`` descends from that commit.
         """
-        now, accepted = None, attempt.accepted
+        accepted = attempt.accepted
         if accepted is None:
             return attempt  # after a restart, the accepted commit may still become known
-        if newer and evaluated is not None:
-            path = (accepted, *newer)
-            if (
-                self._last_withheld is None
-                or len(path) != len(self._last_withheld[0])
-                or any(map(is_not, path, self._last_withheld[0]))
-            ):
-                self._last_withheld = path, find_newly_withheld(accepted, newer, evaluated)
-            found = self._last_withheld[1]
-            now = found._replace(by=evaluated) if found is not None else None
+        now = self._find_newly_withheld(accepted, newer, evaluated) if newer and evaluated is not None else None
         if before is None or before.by == evaluated or (is_gone and self._limits.allow_rewind):
             return structs.replace(attempt, withheld=now, missing_commit=None)
-        by, is_here, is_over = Revision(before.by), False, False
+        by = Revision(before.by)
+        is_here = is_superseded = False
         with suppress(SourceError):
             is_here = self._source.has(by)
-            is_over = is_here and evaluated is not None and self._source.is_rewind(evaluated, by)
-        if is_over:
+            is_superseded = is_here and evaluated is not None and self._source.is_rewind(evaluated, by)
+        if is_superseded:
             return structs.replace(attempt, withheld=now, missing_commit=None)
-        withheld, missing_commit = merge_withheld_boots(before, now), None
+        withheld = merge_withheld_boots(before, now)
+        missing_commit = None
         if is_gone:
-            others = now.servers if now is not None else {}
-            servers = [each for each, boots in withheld.servers.items() if boots != others.get(each)]
-            missing_commit = MissingCommit(by, sum(each in accepted.machines for each in servers), is_here)
+            boots_now = now.servers if now is not None else {}
+            only_before = [uuid for uuid, boots in withheld.servers.items() if boots != boots_now.get(uuid)]
+            missing_commit = MissingCommit(by, sum(uuid in accepted.machines for uuid in only_before), is_here)
         return structs.replace(attempt, withheld=withheld, missing_commit=missing_commit)
+
+    def _find_newly_withheld(
+        self, accepted: Commit, newer: Sequence[Commit], evaluated: Revision
+    ) -> WithheldBoots | None:
+        """Return the accepted commit's boots that newer commits do not offer. Keep the result for equal commits."""
+        path = (accepted, *newer)
+        if (
+            self._last_withheld is None
+            or len(path) != len(self._last_withheld[0])
+            or any(map(is_not, path, self._last_withheld[0]))
+        ):
+            self._last_withheld = path, find_newly_withheld(accepted, newer, evaluated)
+        withheld = self._last_withheld[1]
+        return withheld._replace(by=evaluated) if withheld is not None else None
 
     def _is_commit_missing(self, withheld: WithheldBoots | None, latest: Revision) -> bool:
         """Return whether the commit that caused boots to be withheld was no longer on the branch at the last fetch.
@@ -490,6 +509,7 @@ class CommitAcceptor:
         return False
 
     def _has_new_records(self, attempt: Attempt, snapshot: LedgerSnapshot) -> bool:
+        """Return whether the records have changed since they were used to judge the held commit."""
         if attempt.candidate is None or not attempt.candidate.depends_on_records:
             return False
         if attempt.candidate is not self._judged_by_records:  # or its result could not be stored in the ledger
@@ -497,6 +517,7 @@ class CommitAcceptor:
         return any(map(is_not, self._records_read, _list_install_values(snapshot)))
 
     def _set_offered_commit(self, attempt: Attempt) -> Attempt:
+        """Set the accepted commit without the withheld boots. Keep the result for equal arguments."""
         accepted, last = attempt.accepted, self._last_offered
         if accepted is None:
             return attempt
@@ -514,17 +535,18 @@ class CommitAcceptor:
         accepted = attempt.accepted.revision if attempt.accepted is not None else None
         if accepted is None and self._source.latest() is None:
             return attempt  # the first fetch is still making the clone
-        since, tips = attempt.searched or snapshot.facts.searched, {accepted}
+        since = attempt.searched or snapshot.facts.searched
+        tips = {accepted}
         if not self._has_searched:
             tips |= {*map(Revision, snapshot.unsearched_commits), self._source.accepted(), self._published}
         if tips - {None, since}:
-            found = self._source.find_acknowledging_content(
+            ack_ids = self._source.find_acknowledging_content(
                 [Revision(since)] if since is not None else [], sorted(filter(None, tips))
             )
             attempt = structs.replace(
                 attempt,
                 searched=accepted,
-                used_ack_ids=attempt.used_ack_ids | (found - snapshot.used_acknowledgements),
+                used_ack_ids=attempt.used_ack_ids | (ack_ids - snapshot.used_acknowledgements),
             )
         self._has_searched = accepted is not None  # without an accepted commit, the search must be repeated
         return attempt
@@ -653,9 +675,48 @@ def _is_retry_due(attempt: Attempt, at: datetime) -> bool:
     return attempt.retry_at is not None and not at < attempt.retry_at <= at + _LONGEST_RETRY
 
 
+def _update_problems(attempt: Attempt, at: datetime) -> Attempt:
+    """Update the problems of the newest commit if it is accepted and a problem of it has begun or ended."""
+    until = attempt.problems_until
+    if attempt.accepted is None or attempt.is_behind or until is None or until > at:
+        return attempt
+    decisions = attempt.accepted.decisions
+    return structs.replace(
+        attempt, problems=decisions.find_problems(at), problems_until=find_next_change(decisions.dated, at)
+    )
+
+
+def _record_waiting_commit(attempt: Attempt, latest: Revision, judgement: CommitJudgement) -> Attempt:
+    """Return the attempt while an operator has suspended acceptance. gitboot obeys the orders in the newest commit."""
+    orders = judgement.orders
+    if orders is None and judgement.reached is not None:
+        orders = judgement.reached.orders
+    return structs.replace(
+        attempt,
+        orders=orders,
+        waiting=latest,
+        evaluated=latest,
+        problems_until=judgement.problems_until if attempt.is_behind else attempt.problems_until,
+    )
+
+
+def _record_held_commit(
+    attempt: Attempt, latest: Revision, candidate: Candidate, snapshot: LedgerSnapshot, at: datetime
+) -> Attempt:
+    """Return the attempt with the commit that a guard holds, and the servers that the commit releases from a stop."""
+    accepted, commit = attempt.accepted, candidate.commit
+    if accepted is not None and accepted.fleet.stopped is not None and commit.fleet.stopped is None:
+        released = find_released_servers(commit, snapshot, at, StopScope.WRITING)
+        candidate = structs.replace(candidate, released=released)
+    return structs.replace(
+        attempt, attempted=latest, problems=commit.decisions.find_problems(at), candidate=candidate
+    )
+
+
 def _record_rejection(
     attempt: Attempt, revision: Revision, error: InvalidRepository, events: list[Event], at: datetime
 ) -> Attempt:
+    """Return the attempt with an invalid commit. Report its problems unless they are already known."""
     is_known = (attempt.attempted or revision, attempt.problems, attempt.candidate) == (revision, error.problems, None)
     attempt = structs.replace(attempt, attempted=revision, problems=error.problems, candidate=None)
     if is_known:  # an event has already reported these problems
@@ -679,21 +740,23 @@ def format_accepted_commit(commit: Commit, signer: Signer | None = None) -> str:
 
 
 def format_rejection(attempt: Attempt) -> str:
+    """Return a message about the first error of the newest commit, or of the accepted commit after a restart."""
     first, attempted = _find_error(attempt.problems), attempt.attempted
-    which = f"commit {attempted[:12]}" if attempted is not None else "the commit accepted before the restart"
+    commit = f"commit {attempted[:12]}" if attempted is not None else "the commit accepted before the restart"
     if attempt.retry_at is not None and attempt.is_unevaluated:
-        text = printable(f"{which} was not evaluated: {first.message} ({first.code})")
+        text = printable(f"{commit} was not evaluated: {first.message} ({first.code})")
         return f"{text}. gitboot will retry at {format_instant(attempt.retry_at)}"
     if first.code is Code.UNTRUSTED:
-        ancestor = parse_untrusted_commit(first)
-        what = f"its ancestor {first.message}" if ancestor is not None else first.message
+        ancestor, fault = parse_untrusted_commit(first), first.message
         if ancestor is not None and attempted is not None and attempted.startswith(ancestor):
-            what = f"it{first.message.removeprefix(ancestor)}"
-        return printable(f"{which} is not accepted: {what} ({first.code})")
+            fault = f"it{first.message.removeprefix(ancestor)}"
+        elif ancestor is not None:
+            fault = f"its ancestor {first.message}"
+        return printable(f"{commit} is not accepted: {fault} ({first.code})")
     hint = f". {first.hint[:1].upper()}{first.hint[1:]}" if first.hint else ""
+    text = printable(f"{commit} is invalid: {_format_problem(first)}{hint}")
     others = len(attempt.problems) - 1
-    rest = f". The commit has {format_count(others, 'other problem')}" if others else ""
-    return f"{printable(f'{which} is invalid: {_format_problem(first)}{hint}')}{rest}"
+    return f"{text}. The commit has {format_count(others, 'other problem')}" if others else text
 
 
 def format_failed_resume(attempt: Attempt) -> str:
@@ -716,85 +779,10 @@ def _format_problem(problem: Problem) -> str:
 
 def find_untrusted_commit(attempt: Attempt) -> str | None:
     """Return the attempted commit or the ancestor that no trusted key signed, or None if all commits are trusted."""
-    untrusted = next((each for each in attempt.problems if each.code is Code.UNTRUSTED), None)
-    if untrusted is None:
+    problem = next((each for each in attempt.problems if each.code is Code.UNTRUSTED), None)
+    if problem is None:
         return None
-    found, attempted = parse_untrusted_commit(untrusted), attempt.attempted
-    return attempted if found is None or (attempted is not None and attempted.startswith(found)) else found
-
-
-_AFTER_GAP: Final = (
-    "gitboot ignores approvals in commit messages for now, because this instance was off for a long time and its "
-    "ledger may be an older copy. gitboot considers these approvals again after it accepts the newest commit"
-)
-_MAX_INHERITED: Final = 3  # maximum number of identities in one message
-
-
-def format_held_commit(candidate: Candidate) -> str:
-    """Return a message that names the guards that hold a commit, with their counts and limits.
-
-    The message does not contain a command, because a terminal would wrap it. The command is the remedy for the
-    condition.
-    """
-    verdict = candidate.verdict
-    reasons = REASON_SEPARATOR.join(_format_exceeded_limits(verdict))
-    message = f"commit {candidate.commit.revision[:12]} is on hold until it is approved: {reasons}"
-    if Guard.MAX_REINSTALLS in verdict.holding_guards and candidate.reinstalls:
-        message = f"{message}. Servers to reinstall: {format_names(candidate.reinstalls)}"
-    if Guard.MAX_REINSTALLS in verdict.holding_guards and verdict.inherited:
-        identities = "; ".join(map(str, verdict.inherited[:_MAX_INHERITED]))
-        rest = format_omitted(len(verdict.inherited) - _MAX_INHERITED, "identity")
-        message = f"{message}. Moved identities: {identities}{rest and f' {rest}'}"
-    if not candidate.accepts_lines:
-        return f"{message}. {_AFTER_GAP}"
-    if not _list_ack_lines(verdict, candidate.reinstalls_need):
-        message = f"{message}. You can approve this commit only with gitboot approve, not in a commit message"
-    if candidate.released:
-        message = (
-            f"{message}. The commit also ends a stop, so {format_count(len(candidate.released), 'server')} would boot "
-            f"from the network at once: {format_names(candidate.released)}"
-        )
-    if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding_guards) for _, step in candidate.steps):
-        names = format_names([revision[:12] for revision, _ in candidate.steps])
-        message = f"{message}. You can also approve each merge on its own: {names}"
-    ignored_lines = tuple(
-        f"{phrases.format_value(each.line)!r} does not count: {phrases.format_value(each.why)}"
-        for each in candidate.ignored_lines
-    )
-    return f"{message} ({format_names(ignored_lines)})" if ignored_lines else message
-
-
-def _format_exceeded_limits(verdict: Verdict) -> tuple[str, ...]:
-    return tuple(phrases.format_limit_clause(trip) for trip in verdict.trips if not trip.acknowledged)
-
-
-def format_ack_instructions(candidate: Candidate) -> str:
-    """Return instructions for acknowledging a held commit: the lines for commit messages, and the command."""
-    verdict = candidate.verdict
-    options = [f"run {format_approval(verdict.digest)}"]
-    if candidate.accepts_lines and (lines := _list_ack_lines(verdict, candidate.reinstalls_need)):
-        options.insert(0, f"add the line {' '.join(lines)} to {describe_ack_message(candidate)}")
-    if len(candidate.steps) > 1 and not any(ONLY_APPROVED & set(step.holding_guards) for _, step in candidate.steps):
-        steps = "; ".join(
-            f"{revision[:12]}: {' '.join(_list_ack_lines(step, candidate.reinstalls_need)) or 'gitboot approve'}"
-            for revision, step in candidate.steps
-        )
-        options.append(f"acknowledge each merge on its own: {steps}")
-    return f"To let the commit through, {'. Or '.join(options)}"
-
-
-def describe_ack_message(candidate: Candidate) -> str:
-    """Describe the commit message that must contain the lines that acknowledge a held commit."""
-    is_signed = (
-        candidate.reinstalls_need is ReinstallsNeed.SIGNED and Guard.MAX_REINSTALLS in candidate.verdict.holding_guards
-    )
-    return f"the message of a {'signed' if is_signed else 'new'} commit"
-
-
-def _list_ack_lines(verdict: Verdict, reinstalls_need: ReinstallsNeed | None) -> tuple[str, ...]:
-    """Return the lines that acknowledge a commit for all guards that hold it, or () if lines are not sufficient."""
-    return (
-        format_ack_lines(verdict, reinstalls_need)
-        if len(list_ack_guards(verdict, reinstalls_need)) == len(verdict.holding_guards)
-        else ()
-    )
+    ancestor, attempted = parse_untrusted_commit(problem), attempt.attempted
+    if ancestor is None or (attempted is not None and attempted.startswith(ancestor)):
+        return attempted
+    return ancestor

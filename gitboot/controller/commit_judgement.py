@@ -10,6 +10,7 @@ from msgspec import Struct, field, structs
 
 from gitboot.bmc.credentials import CredentialUse, get_credential_use
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
+from gitboot.controller.held_commit import Candidate
 from gitboot.controller.records.install_boots import describe_server, list_already_installed, may_have_unread_fetch
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.controller.records.provisioning import (
@@ -26,9 +27,9 @@ from gitboot.fleet.identities import NO_MOVES, BmcAccess, LostIdentity, Machine,
 from gitboot.fleet.revision import Message, ReinstallsNeed, Revision
 from gitboot.git.signatures import SignatureChecker
 from gitboot.model.scalars import SystemUuid
-from gitboot.problems import Code, Problem, Severity, find_next_change
+from gitboot.problems import Code, DatedProblem, Problem, Severity, find_next_change
 from gitboot.resolve.server_decision import require_no_errors
-from gitboot.review.acknowledgements import AckRules, IgnoredLine, has_ack_line
+from gitboot.review.acknowledgements import AckRules, has_ack_line
 from gitboot.review.commit_path import CommitPath, PathCommit, PathStep, find_commit_path, find_first_provisions
 from gitboot.review.guards import Acknowledgements, Guard, InstanceFacts, Limits, Verdict, judge
 from gitboot.review.reinstalls import (
@@ -83,23 +84,6 @@ def check_signatures(signatures: SignatureChecker | None, since: Revision | None
     )
 
 
-class Candidate(Struct, frozen=True, kw_only=True):
-    """A commit that a guard holds."""
-
-    commit: Commit
-    verdict: Verdict
-    steps: tuple[tuple[Revision, Verdict], ...]  # the steps that need acknowledgement, if there are several
-    approvals: Acknowledgements  # the approvals that existed when the commit was judged
-    ignored_lines: tuple[IgnoredLine, ...]  # acknowledgement lines that do not count
-    released: tuple[str, ...] = ()  # servers that could boot from the network again because the commit ends a stop
-    # Who must acknowledge reinstallations; None: a line in any commit is enough.
-    reinstalls_need: ReinstallsNeed | None = None
-    accepts_lines: bool = True  # whether lines in commit messages count now
-    depends_on_records: bool = False  # whether the records determine how many servers the commit reinstalls
-    is_preliminary: bool = False  # whether the commit may pass the guards once gitboot reads the records
-    reinstalls: tuple[str, ...] = ()  # servers that the commit reinstalls according to the records
-
-
 class CommitJudgement(Struct, frozen=True, kw_only=True):
     """The result of judging the commits after the accepted commit."""
 
@@ -132,50 +116,79 @@ class CommitJudgement(Struct, frozen=True, kw_only=True):
 
         If `reached` is None, these are all valid commits after the accepted commit.
         """
-        at = next((at for at, each in enumerate(self.valid, 1) if each is self.reached), 0)
-        return self.valid[at:]
+        start = next((position for position, commit in enumerate(self.valid, 1) if commit is self.reached), 0)
+        return self.valid[start:]
 
 
-class _PathEvaluation(Struct, kw_only=True):
-    commits: dict[int, Commit | None]  # valid commits by position; position 0 is the accepted commit
+_Evaluation = EvaluationResult | InvalidRepository
+
+
+class _Path(Struct, kw_only=True):
+    """The path of the commits after the accepted commit, and what gitboot finds out about its commits and steps.
+
+    A step leads from one valid commit to a later valid commit. The accepted commit has position 0.
+    """
+
+    ahead: CommitsAhead
+    snapshot: LedgerSnapshot
+    commits: dict[int, Commit | None]  # valid commits by position, and the accepted commit
     path_commits: list[PathCommit] = field(default_factory=list)
     # Evaluations of valid commits, each compared with the previous valid commit.
     steps: dict[int, EvaluationResult] = field(default_factory=dict)
-    lost: dict[int, frozenset[LostIdentity]] = field(default_factory=dict)  # see `find_lost_before`
+    lost: dict[int, frozenset[LostIdentity]]  # see `find_lost_before`
     orders: dict[int, FleetOrders] = field(default_factory=dict)
     faults: dict[int, InvalidRepository] = field(default_factory=dict)  # why a commit is invalid
     invalid: InvalidRepository | None = None  # why the newest commit is invalid
     problems_until: datetime | None = None  # see `CommitJudgement`
+    reads_records: bool  # whether the judgement uses the records of servers
+    # For each judged step (old position, new position), the machines that the step reinstalls according to its two
+    # commits, although their records show that they are already installed.
+    already_installed: dict[tuple[int, int], tuple[SystemUuid, ...]] = field(default_factory=dict)
 
-    def find_newest_evaluated_commit(self, ahead: CommitsAhead) -> Revision | None:
+    def name_steps(self, steps: Iterable[PathStep]) -> tuple[tuple[Revision, Verdict], ...]:
+        """Return the verdict on each step, with the commit that the step leads to."""
+        return tuple((self.ahead.merges[step.new - 1][0], step.verdict) for step in steps)
+
+    def may_change_by_records(self, old: int) -> bool:
+        """Return whether the records may change the verdict on a step that begins at a position."""
+        return not self.reads_records and any(
+            machines and position == old for (position, _), machines in self.already_installed.items()
+        )
+
+    def find_newest_evaluated_commit(self) -> Revision | None:
         """Return the newest commit whose evaluation ended.
 
         If no evaluation ended, return the accepted commit or None.
         """
-        for position in range(len(ahead.merges), 0, -1):
+        for position in range(len(self.ahead.merges), 0, -1):
             if not isinstance(self.faults.get(position), NotEvaluated):
-                return ahead.merges[position - 1][0]
-        return ahead.accepted.revision if ahead.accepted is not None else None
+                return self.ahead.merges[position - 1][0]
+        return self.ahead.accepted.revision if self.ahead.accepted is not None else None
 
     def find_orders_after(self, reached: int) -> FleetOrders | None:
         """Return the orders in the newest well-formed Fleet, or None if this Fleet's commit is accepted."""
-        return self.orders[newest] if (newest := max(self.orders, default=0)) > reached else None
+        newest = max(self.orders, default=0)
+        return self.orders[newest] if newest > reached else None
 
-    def list_new_uuids(self, reached: int, excluded: Collection[SystemUuid]) -> Iterator[list[tuple[SystemUuid, int]]]:
-        """Yield, for each accepted commit, the machines that are new in it, with their provision numbers.
+    def find_introduced(self, reached: int, excluded: Collection[SystemUuid] = ()) -> dict[SystemUuid, int]:
+        """Return the machines that the steps up to a position add, with the provision numbers of their first commits.
 
         Omit the machines in ``excluded``.
         """
-        for position, step in sorted(self.steps.items()):
-            if position <= reached:
-                yield [(each.uuid, each.provision) for each in step.new_decisions if each.uuid not in excluded]
+        known = self.ahead.accepted.machines if self.ahead.accepted is not None else {}
+        added_by_steps = (
+            [(decision.uuid, decision.provision) for decision in step.new_decisions if decision.uuid not in excluded]
+            for position, step in sorted(self.steps.items())
+            if position <= reached
+        )
+        return find_first_provisions(known, added_by_steps)
 
     def find_lost_before(self, position: int) -> frozenset[LostIdentity]:
         """Return the identities that machines lose before a position, assuming that all earlier steps are accepted."""
         if position not in self.lost:
             changes = self.steps[position].extent
             self.lost[position] = update_lost_identities(
-                self.find_lost_before(max(each for each in self.commits if each < position)),
+                self.find_lost_before(max(earlier for earlier in self.commits if earlier < position)),
                 changes.lost_identities,
                 changes.gained_identities,
             )
@@ -208,9 +221,12 @@ class CommitJudge:
         is_covered: Callable[[BmcAccess], bool],
         reinstalls_need: ReinstallsNeed | None = None,
     ) -> None:
-        self._evaluation, self._limits = evaluation, limits
-        self._is_covered, self._reinstalls_need = is_covered, reinstalls_need
-        self._known: dict[tuple[Revision | None, Revision], EvaluationResult | InvalidRepository] = {}
+        self._evaluation = evaluation
+        self._limits = limits
+        self._is_covered = is_covered
+        self._reinstalls_need = reinstalls_need
+        # Evaluations by the compared commits: base (None: no base), commit.
+        self._evaluations: dict[tuple[Revision | None, Revision], _Evaluation] = {}
 
     def judge(
         self,
@@ -231,178 +247,182 @@ class CommitJudge:
 
         Raises `EvaluationUnfinished` or `SourceError`.
         """
-        accepts_lines = not snapshot.facts.gap
-        if not accepts_lines:
+        if snapshot.facts.gap:  # lines in commit messages do not count now
             ahead = structs.replace(ahead, merges=tuple((revision, ()) for revision, _ in ahead.merges))
-        path_revisions = {revision for revision, _ in ahead.merges}
-        path_revisions |= {ahead.accepted.revision} if ahead.accepted is not None else set()
-        self._known = {
-            (base, revision): found
-            for (base, revision), found in self._known.items()
-            if revision in path_revisions and (base is None or base in path_revisions)
-        }
-        walk = self._evaluate_commits(ahead, snapshot, at)
+        self._forget_other_commits(ahead)
+        path = _Path(
+            ahead=ahead,
+            snapshot=snapshot,
+            reads_records=reads_records,
+            commits={0: ahead.accepted},
+            lost={0: snapshot.lost_identities},
+        )
+        self._evaluate_commits(path, at)
         judgement = CommitJudgement(
-            invalid=walk.invalid,
-            problems_until=walk.problems_until,
-            orders=walk.find_orders_after(0),
-            passed_commits=tuple(_list_passed_commits(ahead, walk, None)),
-            is_incomplete=any(isinstance(each, NotEvaluated) for each in walk.faults.values()),
-            evaluated=walk.find_newest_evaluated_commit(ahead),
+            invalid=path.invalid,
+            problems_until=path.problems_until,
+            orders=path.find_orders_after(0),
+            passed_commits=tuple(_list_passed_commits(path, None)),
+            is_incomplete=any(isinstance(fault, NotEvaluated) for fault in path.faults.values()),
+            evaluated=path.find_newest_evaluated_commit(),
         )
-        if not walk.path_commits:
+        if not path.path_commits:
             return judgement
-        commits, approvals = walk.commits, collect_approvals(snapshot)
-        already_installed: dict[tuple[int, int], tuple[SystemUuid, ...]] = {}
-        known = ahead.accepted.machines if ahead.accepted is not None else {}
-        walk.lost[0] = snapshot.lost_identities
-
-        def judge_step(old: int, new: int) -> Verdict:
-            evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
-            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - a valid commit can be evaluated against any base
-            base, by_policy = commits[old], evaluated.extent.by_policy
-            # According to the two commits, the step reinstalls these machines. According to their records, it does not.
-            already_installed[old, new] = (
-                list_already_installed(by_policy, base, evaluated.commit, snapshot) if base is not None else ()
-            )
-            verdict = self._judge_changes(
-                ahead,
-                commits[old],
-                evaluated,
-                snapshot,
-                walk.find_lost_before(old),
-                find_first_provisions(known, walk.list_new_uuids(old, ())),
-                evaluated.commit.select_server_names(already_installed[old, new]) if reads_records else frozenset(),
-            )
-            if reads_records or wait is WaitScope.NONE or ahead.accepted is None or not already_installed[old, new]:
-                return verdict
-            return (
-                structs.replace(verdict, waits=True)
-                if wait is WaitScope.ALL
-                or may_have_unread_fetch(ahead.accepted, evaluated.commit, already_installed[old, new], snapshot)
-                else verdict
-            )
-
-        def update_lost(old: int, new: int) -> None:
-            evaluated = self._evaluate(ahead.merges[new - 1][0], commits[old])
-            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - it was judged
-            gains, lost = _find_identity_changes(commits[old], evaluated, walk.find_lost_before(old), snapshot)
-            walk.lost[new] = update_lost_identities(lost, evaluated.extent.lost_identities, gains)
-
-        def name_step(path_step: PathStep) -> tuple[Revision, Verdict]:
-            return ahead.merges[path_step.new - 1][0], path_step.verdict
-
-        candidate: Candidate | None = None
-        found = find_commit_path(
-            walk.path_commits,
-            judge_step,
-            approvals,
+        commit_path = find_commit_path(
+            path.path_commits,
+            lambda old, new: self._judge_step(path, old, new, wait),
+            collect_approvals(snapshot),
             AckRules(reinstalls_need=self._reinstalls_need, used_ids=snapshot.used_acknowledgements | used_ack_ids),
-            update_lost,
+            lambda old, new: self._update_lost(path, old, new),
         )
-        by_fetches = {pair for pair, machines in already_installed.items() if machines and not reads_records}
-        if (
-            found.held_step is not None
-            and walk.invalid is None
-            and (newest := commits[len(walk.path_commits)]) is not None
-        ):
-            step, verdict = (found.held_step.old, found.held_step.new), found.held_step.verdict
-            evaluated = self._evaluate(newest.revision, commits[found.held_step.old])
-            assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - guards judge only valid commits
-            names, installed = evaluated.extent.by_policy, evaluated.commit.select_server_names(already_installed[step])
-            candidate = Candidate(
-                commit=newest,
-                verdict=verdict,
-                steps=tuple(map(name_step, found.unacknowledged_steps)),
-                approvals=approvals,
-                ignored_lines=found.ignored_lines,
-                reinstalls_need=self._reinstalls_need,
-                accepts_lines=accepts_lines,
-                depends_on_records=bool(names),
-                is_preliminary=step in by_fetches
-                and all(
-                    each.guard is Guard.MAX_REINSTALLS and each.number - len(already_installed[step]) <= each.limit
-                    for each in verdict.trips
-                    if not each.acknowledged
-                ),
-                reinstalls=tuple(each for each in names if each not in installed),
-            )
-        moves = walk.collect_moves(found.reached)
-        reached = commits[found.reached] if found.reached else None
+        moves = path.collect_moves(commit_path.reached)
+        judgement = structs.replace(
+            judgement,
+            accepted_steps=path.name_steps(commit_path.accepted_steps),
+            valid=tuple(commit for position, commit in sorted(path.commits.items()) if position and commit is not None),
+            rolled_back=frozenset(
+                uuid for step in commit_path.accepted_steps for uuid in path.already_installed[step.old, step.new]
+            ),
+            used_ack_ids=commit_path.used_line_ids,
+            introduced=path.find_introduced(commit_path.reached, moves.machines),
+            moves=moves,
+            candidate=self._build_candidate(path, commit_path),
+            orders=path.find_orders_after(commit_path.reached),
+            passed_commits=tuple(_list_passed_commits(path, commit_path)),
+            awaits_records=commit_path.held_step is not None and path.may_change_by_records(commit_path.reached),
+            waits=commit_path.waits,
+        )
+        reached = path.commits[commit_path.reached] if commit_path.reached else None
+        if reached is None:
+            return judgement
         return structs.replace(
             judgement,
             reached=reached,
-            lost=walk.find_lost_before(found.reached) if reached is not None else None,
-            approved_bmcs=self._find_uncovered_bmcs(ahead.accepted, reached, snapshot)
-            if reached is not None
-            else frozenset(),
-            accepted_steps=tuple(map(name_step, found.accepted_steps)),
-            valid=tuple(each for at, each in sorted(commits.items()) if at and each is not None),
-            rolled_back=frozenset(
-                uuid for path_step in found.accepted_steps for uuid in already_installed[path_step.old, path_step.new]
-            ),
-            used_ack_ids=found.used_line_ids,
-            introduced=find_first_provisions(known, walk.list_new_uuids(found.reached, moves.machines)),
-            lowered=find_lowered_servers(ahead.accepted, reached) if ahead.accepted and reached else {},
-            moves=moves,
-            candidate=candidate,
-            orders=walk.find_orders_after(found.reached),
-            passed_commits=tuple(_list_passed_commits(ahead, walk, found, waits=found.waits)),
-            awaits_records=found.held_step is not None and any(old == found.reached for old, _ in by_fetches),
-            waits=found.waits,
+            lost=path.find_lost_before(commit_path.reached),
+            approved_bmcs=self._find_uncovered_bmcs(ahead.accepted, reached, snapshot),
+            lowered=find_lowered_servers(ahead.accepted, reached) if ahead.accepted is not None else {},
         )
 
     def forget_unevaluated_commits(self) -> None:
-        self._known = {pair: found for pair, found in self._known.items() if not isinstance(found, NotEvaluated)}
+        self._evaluations = {
+            pair: evaluation
+            for pair, evaluation in self._evaluations.items()
+            if not isinstance(evaluation, NotEvaluated)
+        }
 
-    def _evaluate_commits(self, ahead: CommitsAhead, snapshot: LedgerSnapshot, at: datetime) -> _PathEvaluation:
-        change_times: list[datetime] = []
-        walk = _PathEvaluation(commits={0: ahead.accepted})
-        facts = snapshot.facts
+    def _forget_other_commits(self, ahead: CommitsAhead) -> None:
+        """Forget the evaluations of commits that are neither accepted nor ahead of the accepted commit."""
+        revisions = {revision for revision, _ in ahead.merges}
+        if ahead.accepted is not None:
+            revisions.add(ahead.accepted.revision)
+        self._evaluations = {
+            (base, revision): evaluation
+            for (base, revision), evaluation in self._evaluations.items()
+            if revision in revisions and (base is None or base in revisions)
+        }
+
+    def _evaluate_commits(self, path: _Path, at: datetime) -> None:
+        """Evaluate each commit of a path, compared with the last valid commit before it."""
+        ahead, facts = path.ahead, path.snapshot.facts
         has_begun = ahead.accepted is not None or facts.accepted is not None or facts.lapsed is not None
+        change_times: list[datetime] = []
         for position, (revision, messages) in enumerate(ahead.merges, 1):
             if (fault := ahead.untrusted.get(revision)) is not None:  # an untrusted commit is not read
-                found: EvaluationResult | InvalidRepository = InvalidRepository([fault])
+                evaluation: _Evaluation = InvalidRepository([fault])
             else:
-                found = self._evaluate(revision, walk.commits[max(walk.commits)])
-                dated = found.commit.decisions.dated if isinstance(found, EvaluationResult) else found.dated
-                change_times += filter(None, [find_next_change(dated, at)])
-                try:
-                    if isinstance(found, EvaluationResult):
-                        require_no_errors(found.commit.decisions, found.commit.fleet, at)
-                    else:
-                        found = found.at(at)
-                except InvalidRepository as error:
-                    found = error
-            if isinstance(found, EvaluationResult) and found.no_site is not None and not has_begun:  # misspelled site
-                found = InvalidRepository([found.no_site], fleet=found.commit.fleet)
-            walk.path_commits.append(
-                PathCommit(revision=revision, valid=isinstance(found, EvaluationResult), messages=tuple(messages))
+                evaluation = self._evaluate(revision, path.commits[max(path.commits)])
+                if (change_at := find_next_change(_list_dated_problems(evaluation), at)) is not None:
+                    change_times.append(change_at)
+                evaluation = _select_evaluation_at(evaluation, at)
+            if isinstance(evaluation, EvaluationResult) and evaluation.no_site is not None and not has_begun:
+                # The name of the site is probably misspelled.
+                evaluation = InvalidRepository([evaluation.no_site], fleet=evaluation.commit.fleet)
+            path.path_commits.append(
+                PathCommit(revision=revision, valid=isinstance(evaluation, EvaluationResult), messages=tuple(messages))
             )
-            if isinstance(found, EvaluationResult):
-                walk.commits[position], walk.invalid = found.commit, None
-                walk.steps[position], walk.orders[position] = found, found.commit.orders
+            if isinstance(evaluation, EvaluationResult):
+                path.invalid = None
+                path.commits[position] = evaluation.commit
+                path.steps[position] = evaluation
+                path.orders[position] = evaluation.commit.orders
             else:
-                walk.invalid = walk.faults[position] = found
-                if found.fleet is not None:
-                    walk.orders[position] = found.fleet.find_orders(snapshot.facts.site or None)
+                path.invalid = evaluation
+                path.faults[position] = evaluation
+                if evaluation.fleet is not None:
+                    path.orders[position] = evaluation.fleet.find_orders(facts.site or None)
         # Judge the commits up to the last valid commit. The invalid commits after it do not matter.
-        if walk.invalid is not None:
-            del walk.path_commits[max(walk.commits) :]
-        walk.problems_until = min(change_times, default=None)
-        return walk
+        if path.invalid is not None:
+            del path.path_commits[max(path.commits) :]
+        path.problems_until = min(change_times, default=None)
 
-    def _evaluate(self, revision: Revision, base: Commit | None) -> EvaluationResult | InvalidRepository:
-        key = base.revision if base is not None else None, revision
-        if key not in self._known:
+    def _evaluate(self, revision: Revision, base: Commit | None) -> _Evaluation:
+        """Return the evaluation of a commit. Raises `EvaluationUnfinished` if the evaluation is still running."""
+        pair = base.revision if base is not None else None, revision
+        if pair not in self._evaluations:
             try:
-                found: EvaluationResult | InvalidRepository | None = self._evaluation.evaluate(revision, base)
+                evaluation: _Evaluation | None = self._evaluation.evaluate(revision, base)
             except InvalidRepository as error:
-                found = error
-            if found is None:
+                evaluation = error
+            if evaluation is None:
                 raise EvaluationUnfinished
-            self._known[key] = _select_nodes_of_site(base, found) if isinstance(found, EvaluationResult) else found
-        return self._known[key]
+            if isinstance(evaluation, EvaluationResult):
+                evaluation = _select_nodes_of_site(base, evaluation)
+            self._evaluations[pair] = evaluation
+        return self._evaluations[pair]
+
+    def _evaluate_step(self, path: _Path, old: int, new: int) -> EvaluationResult:
+        """Return the evaluation of the valid commit at ``new``, compared with the commit at ``old``."""
+        evaluation = self._evaluate(path.ahead.merges[new - 1][0], path.commits[old])
+        assert isinstance(evaluation, EvaluationResult)  # noqa: S101 - a valid commit can be evaluated against any base
+        return evaluation
+
+    def _judge_step(self, path: _Path, old: int, new: int, wait: WaitScope) -> Verdict:
+        """Return the guards' verdict on one step, ignoring acknowledgements, and whether the step waits."""
+        evaluated, base, accepted = self._evaluate_step(path, old, new), path.commits[old], path.ahead.accepted
+        installed: tuple[SystemUuid, ...] = ()
+        if base is not None:
+            installed = list_already_installed(evaluated.extent.by_policy, base, evaluated.commit, path.snapshot)
+        path.already_installed[old, new] = installed
+        verdict = self._judge_changes(path, old, new, evaluated)
+        if path.reads_records or wait is WaitScope.NONE or accepted is None or not installed:
+            return verdict
+        if wait is WaitScope.ALL or may_have_unread_fetch(accepted, evaluated.commit, installed, path.snapshot):
+            return structs.replace(verdict, waits=True)
+        return verdict
+
+    def _update_lost(self, path: _Path, old: int, new: int) -> None:
+        """Set the identities that machines lost before the position ``new``, to which a step can be accepted."""
+        evaluated = self._evaluate_step(path, old, new)
+        gains, lost = _find_identity_changes(path, old, evaluated)
+        path.lost[new] = update_lost_identities(lost, evaluated.extent.lost_identities, gains)
+
+    def _build_candidate(self, path: _Path, commit_path: CommitPath) -> Candidate | None:
+        """Return the newest commit if a guard holds it, or None. An invalid newest commit is not held."""
+        step, newest = commit_path.held_step, path.commits.get(len(path.path_commits))
+        if step is None or path.invalid is not None or newest is None:
+            return None
+        evaluated = self._evaluate(newest.revision, path.commits[step.old])
+        assert isinstance(evaluated, EvaluationResult)  # noqa: S101 - guards judge only valid commits
+        installed = path.already_installed[step.old, step.new]
+        reinstalled, installed_names = evaluated.extent.by_policy, evaluated.commit.select_server_names(installed)
+        return Candidate(
+            commit=newest,
+            verdict=step.verdict,
+            steps=path.name_steps(commit_path.unacknowledged_steps),
+            approvals=collect_approvals(path.snapshot),
+            ignored_lines=commit_path.ignored_lines,
+            reinstalls_need=self._reinstalls_need,
+            accepts_lines=not path.snapshot.facts.gap,
+            depends_on_records=bool(reinstalled),
+            is_preliminary=bool(installed)
+            and not path.reads_records
+            and all(
+                trip.guard is Guard.MAX_REINSTALLS and trip.number - len(installed) <= trip.limit
+                for trip in step.verdict.trips
+                if not trip.acknowledged
+            ),
+            reinstalls=tuple(name for name in reinstalled if name not in installed_names),
+        )
 
     def _find_uncovered_bmcs(
         self, base: Commit | None, commit: Commit, snapshot: LedgerSnapshot
@@ -411,55 +431,44 @@ class CommitJudge:
         before: Mapping[SystemUuid, Machine] = {}
         machines: Iterable[Machine] = commit.machines.values()
         if base is not None:
-            before, machines = base.machines, commit.select_machines(find_changed_servers(base, commit))
+            before = base.machines
+            machines = commit.select_machines(find_changed_servers(base, commit))
         new_bmcs = [
-            each.bmc
-            for each in machines
-            if each.bmc is not None
-            and (each.uuid not in before or before[each.uuid].bmc != each.bmc)
-            and get_credential_use(each.bmc) not in snapshot.known_pairs
+            machine.bmc
+            for machine in machines
+            if machine.bmc is not None
+            and (machine.uuid not in before or before[machine.uuid].bmc != machine.bmc)
+            and get_credential_use(machine.bmc) not in snapshot.known_pairs
         ]
         if not new_bmcs:
             return frozenset()
-        known = {get_credential_use(each.bmc) for each in before.values() if each.bmc is not None}
+        known = {get_credential_use(machine.bmc) for machine in before.values() if machine.bmc is not None}
         return frozenset(
-            get_credential_use(each)
-            for each in new_bmcs
-            if get_credential_use(each) not in known and not self._is_covered(each)
+            get_credential_use(bmc)
+            for bmc in new_bmcs
+            if get_credential_use(bmc) not in known and not self._is_covered(bmc)
         )
 
-    def _judge_changes(
-        self,
-        ahead: CommitsAhead,
-        base: Commit | None,
-        evaluated: EvaluationResult,
-        snapshot: LedgerSnapshot,
-        lost: frozenset[LostIdentity],
-        introduced: Mapping[SystemUuid, int],
-        installed: frozenset[str] = frozenset(),
-    ) -> Verdict:
-        """Return the guards' verdict on one step, ignoring acknowledgements.
-
-        ``lost`` are the identities that machines lost before ``base``. ``introduced`` contains the provision numbers of
-        the machines that are new since the accepted commit. ``installed`` are servers that, according to their records,
-        need no installation and so do not count as reinstalled.
-        """
-        commit, changes, arrivals = evaluated.commit, evaluated.extent, evaluated.new_decisions
+    def _judge_changes(self, path: _Path, old: int, new: int, evaluated: EvaluationResult) -> Verdict:
+        """Return the guards' verdict on one step, ignoring acknowledgements."""
+        ahead, snapshot, base, commit = path.ahead, path.snapshot, path.commits[old], evaluated.commit
+        changes, arrivals = evaluated.extent, evaluated.new_decisions
         limits = self._limits.tighten(commit.fleet.guards)
         if base is not None:  # the previous guards also judge a commit that loosens the guards
             limits = limits.tighten(base.fleet.guards)
         else:
             arrivals = find_new_or_reinstalled(snapshot, arrivals)
-        changes = changes.without_reinstalls(installed)
-        gains, lost = _find_identity_changes(base, evaluated, lost, snapshot)
+        if path.reads_records:
+            changes = changes.without_reinstalls(commit.select_server_names(path.already_installed[old, new]))
+        gains, lost = _find_identity_changes(path, old, evaluated)
         # Machines that come back look new in the comparison with the base. Only the records tell them apart.
         returning = find_returning_servers(arrivals, snapshot.records, snapshot.machines, changes.unknown_claims)
         inherited = find_inheritances(
-            [each for each in gains if not each.is_counted and each.server not in returning],
+            [gain for gain in gains if not gain.is_counted and gain.server not in returning],
             lost,
             commit,
             snapshot,
-            introduced,
+            path.find_introduced(old),
         )
         identity = snapshot.facts.identity
         if ahead.omitted_commit is not None:
@@ -479,6 +488,21 @@ class CommitJudge:
         return judge(changes, limits, facts=facts)
 
 
+def _list_dated_problems(evaluation: _Evaluation) -> Iterable[DatedProblem]:
+    return evaluation.commit.decisions.dated if isinstance(evaluation, EvaluationResult) else evaluation.dated
+
+
+def _select_evaluation_at(evaluation: _Evaluation, at: datetime) -> _Evaluation:
+    """Return the evaluation with the errors that exist at ``at``. A valid commit with such an error is invalid."""
+    if isinstance(evaluation, InvalidRepository):
+        return evaluation.at(at)
+    try:
+        require_no_errors(evaluation.commit.decisions, evaluation.commit.fleet, at)
+    except InvalidRepository as error:
+        return error
+    return evaluation
+
+
 def _select_nodes_of_site(base: Commit | None, evaluated: EvaluationResult) -> EvaluationResult:
     """Select the changes of names and node numbers at this instance's site, because each site has its own.
 
@@ -487,45 +511,57 @@ def _select_nodes_of_site(base: Commit | None, evaluated: EvaluationResult) -> E
     commit, extent = evaluated.commit, evaluated.extent
     if commit.site is None or base is None:
         return evaluated
-    lost = {each for each in extent.lost_identities if each.kind not in NODE_REASONS or each.uuid in base.machines}
+    lost = {
+        identity
+        for identity in extent.lost_identities
+        if identity.kind not in NODE_REASONS or identity.uuid in base.machines
+    }
     for uuid in find_departed_machines(base, commit) or ():
         if (departed := describe_server(base, uuid)) is not None:
-            lost.update(each for each in find_lost_identities(departed, None) if each.kind in NODE_REASONS)
+            lost.update(
+                identity for identity in find_lost_identities(departed, None) if identity.kind in NODE_REASONS
+            )
     gained = (
-        each
-        for each in extent.gained_identities
-        if each.kind not in NODE_REASONS or each.server in commit.decisions.servers
+        identity
+        for identity in extent.gained_identities
+        if identity.kind not in NODE_REASONS or identity.server in commit.decisions.servers
     )
     extent = structs.replace(extent, lost_identities=tuple(sorted(lost)), gained_identities=tuple(gained))
     return structs.replace(evaluated, extent=extent)
 
 
 def _find_identity_changes(
-    base: Commit | None, evaluated: EvaluationResult, lost: frozenset[LostIdentity], snapshot: LedgerSnapshot
+    path: _Path, old: int, evaluated: EvaluationResult
 ) -> tuple[Sequence[GainedIdentity], frozenset[LostIdentity]]:
-    if base is None:
-        return compare_identities_without_base(evaluated.commit, snapshot)
+    """Return the identities that machines gain in a step, and those that machines lost before the step.
+
+    ``old`` is the position at which the step begins.
+    """
+    lost = path.find_lost_before(old)
+    if path.commits[old] is None:
+        return compare_identities_without_base(evaluated.commit, path.snapshot)
     return evaluated.extent.gained_identities, lost
 
 
-def _list_passed_commits(
-    ahead: CommitsAhead, walk: _PathEvaluation, path: CommitPath | None, *, waits: bool = False
-) -> Iterator[PassedCommit]:
-    steps = {step.new: step.verdict for step in path.unacknowledged_steps} if path is not None else {}
-    accepted = {path_step.new: path_step.verdict.trips for path_step in path.accepted_steps} if path is not None else {}
-    first = ahead.merges[min(steps) - 1][0][:12] if steps else None
-    for position, (revision, _) in enumerate(ahead.merges[:-1], 1):
-        if (fault := walk.faults.get(position)) is not None:
-            says = describe_invalid_commit(fault.problems)
-        elif path is not None and position <= path.reached:
-            says = describe_acceptance(trip.by for trip in accepted.get(position, ()))
-        elif waits:
+def _list_passed_commits(path: _Path, commit_path: CommitPath | None) -> Iterator[PassedCommit]:
+    """Yield the result for each commit before the newest one. ``commit_path`` is None if only the faults are known."""
+    held = {step.new: step.verdict for step in commit_path.unacknowledged_steps} if commit_path is not None else {}
+    accepted = {step.new: step.verdict for step in commit_path.accepted_steps} if commit_path is not None else {}
+    reached = commit_path.reached if commit_path is not None else 0
+    first_held = path.ahead.merges[min(held) - 1][0][:12] if held else None
+    for position, (revision, _) in enumerate(path.ahead.merges[:-1], 1):
+        if (fault := path.faults.get(position)) is not None:
+            result = describe_invalid_commit(fault.problems)
+        elif position <= reached:
+            trips = accepted[position].trips if position in accepted else ()
+            result = describe_acceptance(trip.by for trip in trips)
+        elif commit_path is not None and commit_path.waits:
             continue
-        elif position in steps:
-            says = describe_holding_guards(steps[position].holding_guards)
+        elif position in held:
+            result = describe_holding_guards(held[position].holding_guards)
         else:
-            says = f"held behind {first}" if first is not None else "held with later commits"
-        yield PassedCommit(commit=revision, says=says)
+            result = f"held behind {first_held}" if first_held is not None else "held with later commits"
+        yield PassedCommit(commit=revision, says=result)
 
 
 def describe_acceptance(acknowledgers: Iterable[str]) -> str:

@@ -11,15 +11,13 @@ from typing import Any, Final
 from msgspec import structs
 
 from gitboot.controller.commit_acceptance import (
-    describe_ack_message,
     find_untrusted_commit,
     format_accepted_commit,
-    format_ack_instructions,
     format_failed_resume,
-    format_held_commit,
     format_rejection,
 )
 from gitboot.controller.current_plans import Plans
+from gitboot.controller.held_commit import describe_ack_message, format_ack_instructions, format_held_commit
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookKind
 from gitboot.controller.operator_requests import find_fleet_stop
