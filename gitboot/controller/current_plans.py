@@ -28,6 +28,9 @@ from gitboot.status.conditions import Event
 from gitboot.status.work_progress import ReportProgress, ignore_progress, iterate_with_progress
 from gitboot.text import format_count, version_key
 
+_RESORT_SHARE: Final = 16  # re-sort the whole queue if more than one in this many keys moved
+_RETRY: Final = timedelta(seconds=5)
+
 
 class ImageFile(NamedTuple):
     """A file that an image needs for booting."""
@@ -38,9 +41,6 @@ class ImageFile(NamedTuple):
 
 Key = TypeVar("Key", bound=str)
 Value = TypeVar("Value")
-
-
-_RESORT_SHARE: Final = 16  # re-sort the whole queue if more than one in this many keys moved
 
 
 class DueQueue(Struct, Generic[Key], frozen=True):
@@ -119,12 +119,12 @@ class Plans(Struct, frozen=True, kw_only=True):
     def count_below_minimum(self) -> dict[str, int]:
         """Return, by stream, the number of servers that boot a version below the stream's minimum."""
         minimum = self.commit.minimum_versions if self.commit is not None else {}
-        found = dict.fromkeys((each.stream for each in minimum.values()), 0)
+        by_stream = dict.fromkeys((each.stream for each in minimum.values()), 0)
         for (profile, version), servers in self.versions.items():
             wanted = minimum.get(profile)
             if wanted is not None and version_key(version) < version_key(wanted.version):
-                found[wanted.stream] += servers
-        return found
+                by_stream[wanted.stream] += servers
+        return by_stream
 
     @property
     def withheld(self) -> dict[ImageFile, int]:
@@ -139,8 +139,8 @@ class Plans(Struct, frozen=True, kw_only=True):
         return self._select_withheld_files(self.needs_for_ipxe)
 
     def _select_withheld_files(self, needs: Mapping[ImageFile, int]) -> dict[ImageFile, int]:
-        found = {each: count for each, count in needs.items() if count and is_withheld(each.file, self.sightings)}
-        return dict(sorted(found.items(), key=lambda item: (item[0].image, item[0].file.url)))
+        withheld = {each: count for each, count in needs.items() if count and is_withheld(each.file, self.sightings)}
+        return dict(sorted(withheld.items(), key=lambda item: (item[0].image, item[0].file.url)))
 
 
 def replan(
@@ -158,7 +158,8 @@ def replan(
     ``changed`` are the servers whose decision or record changed since the previous plans. If the clock is behind the
     last heartbeat, windows that had ended by the heartbeat do not open again.
     """
-    names, left = {*changed, *before.transitions.find_due_keys(at)}, snapshot.find_later_clock(at)
+    names = {*changed, *before.transitions.find_due_keys(at)}
+    left = snapshot.find_later_clock(at)
     old, new = before.commit.decisions if before.commit is not None else None, commit.decisions
     if old is not None:
         names |= _find_artifact_changes(before, old, snapshot.sightings) | find_differing_keys(old.servers, new.servers)
@@ -180,17 +181,18 @@ def replan(
         if decision is None:
             replanned_servers.add(name)
             continue
-        record, absent = snapshot.record(decision.uuid), snapshot.find_missing_files(decision)
+        record = snapshot.record(decision.uuid)
+        absent = snapshot.find_missing_files(decision)
         details = build_server_details(commit, name)
         if (
             not replans_all
             and old_state is not None
             and old_state.is_current(decision, record, at, details, absent=absent)
         ):
-            # The decisions are equal. Keep the newer object, so that the older one can be freed.
-            states[name] = (
-                old_state if old_state.decision is decision else structs.replace(old_state, decision=decision)
-            )
+            if old_state.decision is not decision:
+                # The decisions are equal. Keep the newer object, so that the older one can be freed.
+                old_state = structs.replace(old_state, decision=decision)
+            states[name] = old_state
         else:
             replanned_servers.add(name)
             states[name] = plan_server(decision, record, at, details, stop, left, keys, absent)
@@ -201,24 +203,14 @@ def replan(
 
 def _with_states(before: Plans, snapshot: LedgerSnapshot, names: Set[str], states: Mapping[str, ServerState]) -> Plans:
     """Return the plans with new states for the servers ``names``. A server without a new state has left the fleet."""
-    counts, versions, needs = Counter(before.counts), Counter(before.versions), Counter(before.needs)
-    needs_for_ipxe = Counter(before.needs_for_ipxe)
+    counters = _Counters(
+        Counter(before.counts), Counter(before.versions), Counter(before.needs), Counter(before.needs_for_ipxe)
+    )
     for name in names:
-        for state, delta in ((before.servers.get(name), -1), (states.get(name), 1)):
-            if state is None:
-                continue
-            for kind in _list_counted_values(state):
-                counts[kind] += delta
-            policy = state.decision.policy
-            if policy is not None and policy.boot is not None:
-                versions[policy.boot.profile, policy.boot.version] += delta
-            boots = state.decision.boots
-            files = {ImageFile(boot.image, file) for boot in boots for file in boot.fetched_files}
-            for file in files:
-                needs[file] += delta
-            if any(boot.ignores_signatures for boot in boots):
-                for file in files - {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}:
-                    needs_for_ipxe[file] += delta
+        if (old_state := before.servers.get(name)) is not None:
+            counters.add(old_state, -1)
+        if (new_state := states.get(name)) is not None:
+            counters.add(new_state, 1)
     records = {name: snapshot.stored_record(state.decision.uuid) for name, state in states.items()}
     planned = {name: (state, state.plan) for name, state in states.items() if state.plan is not None}
     unknown = {  # no record shows what is installed
@@ -232,7 +224,7 @@ def _with_states(before: Plans, snapshot: LedgerSnapshot, names: Set[str], state
     drained = {
         name
         for name, record in records.items()
-        if record is not None and any(each.drain is not None for each in record.clearances.values())
+        if record is not None and any(clearance.drain is not None for clearance in record.clearances.values())
     }
     begun = {
         name: attempt
@@ -245,8 +237,8 @@ def _with_states(before: Plans, snapshot: LedgerSnapshot, names: Set[str], state
         if name not in begun
         and plan.phase is Phase.NETWORK
         and any(
-            each.reason == plan.key and each.state is OverrideState.LOST
-            for each in snapshot.list_overrides(state.decision.uuid)
+            override.reason == plan.key and override.state is OverrideState.LOST
+            for override in snapshot.list_overrides(state.decision.uuid)
         )
     }
     given = {
@@ -255,35 +247,61 @@ def _with_states(before: Plans, snapshot: LedgerSnapshot, names: Set[str], state
         if plan.maintenance is not None
         and (run := find_unstarted_run(state.decision, plan.maintenance, state.record)) is not None
     }
-    installing = {name: progress for name, state in states.items() if (progress := state.progress) is not None}
+    installing = {name: state.progress for name, state in states.items() if state.progress is not None}
     waiting = {
         name: plan.waiting_maintenance for name, (_, plan) in planned.items() if plan.waiting_maintenance is not None
     }
     changed = {name: state for name, state in states.items() if state is not before.servers.get(name)}
-
-    def merge_values(old: Mapping[str, Value], new: Mapping[str, Value]) -> dict[str, Value]:
-        return dict(sorted({**{name: each for name, each in old.items() if name not in names}, **new}.items()))
-
     return Plans(
         servers=apply_changes(before.servers, changed, names - states.keys()),
         transitions=before.transitions.reschedule(
             {name: states[name].transition if name in states else None for name in names}
         ),
-        counts=dict(+counts),
-        versions=dict(+versions),
+        counts=dict(+counters.counts),
+        versions=dict(+counters.versions),
         unknown=(before.unknown - names) | unknown,
         unseen=(before.unseen - names) | unseen,
         consumed=(before.consumed - names) | consumed,
         lost=(before.lost - names) | lost,
         unknown_outcomes=(before.unknown_outcomes - names) | unknown_outcomes,
-        begun=merge_values(before.begun, begun),
-        needs=dict(+needs),
-        needs_for_ipxe=dict(+needs_for_ipxe),
-        given=merge_values(before.given, given),
-        installing=merge_values(before.installing, installing),
-        waiting=merge_values(before.waiting, waiting),
+        begun=_replace_values(before.begun, begun, names),
+        needs=dict(+counters.needs),
+        needs_for_ipxe=dict(+counters.needs_for_ipxe),
+        given=_replace_values(before.given, given, names),
+        installing=_replace_values(before.installing, installing, names),
+        waiting=_replace_values(before.waiting, waiting, names),
         drained=(before.drained - names) | drained,
     )
+
+
+def _replace_values(old: Mapping[str, Value], new: Mapping[str, Value], names: Set[str]) -> dict[str, Value]:
+    """Return the values of all servers, sorted by name. The servers ``names`` have only their new values, if any."""
+    kept = {name: value for name, value in old.items() if name not in names}
+    return dict(sorted({**kept, **new}.items()))
+
+
+class _Counters(NamedTuple):
+    """The counts of servers in `Plans`."""
+
+    counts: Counter[tuple[str, str]]
+    versions: Counter[tuple[str, str]]
+    needs: Counter[ImageFile]
+    needs_for_ipxe: Counter[ImageFile]
+
+    def add(self, state: ServerState, delta: int) -> None:
+        """Count a server (1), or no longer count it (-1)."""
+        for kind in _list_counted_values(state):
+            self.counts[kind] += delta
+        policy, boots = state.decision.policy, state.decision.boots
+        if policy is not None and policy.boot is not None:
+            self.versions[policy.boot.profile, policy.boot.version] += delta
+        files = {ImageFile(boot.image, file) for boot in boots for file in boot.fetched_files}
+        for file in files:
+            self.needs[file] += delta
+        if any(boot.ignores_signatures for boot in boots):
+            required = {ImageFile(boot.image, file) for boot in boots for file in boot.required_files}
+            for file in files - required:
+                self.needs_for_ipxe[file] += delta
 
 
 def _find_artifact_changes(
@@ -308,11 +326,11 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
         return frozenset(servers)
     old_servers, old_machines = before.decisions.servers, before.machines
     if before.revision == now.revision:
-        found = frozenset[str]()
+        changed = frozenset[str]()
     elif before.revision == now.base:
-        found = now.touched
+        changed = now.touched
     else:
-        found = frozenset(
+        changed = frozenset(
             name
             for name in old_servers.keys() | servers.keys()
             if (old := old_servers.get(name)) is None
@@ -325,12 +343,14 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
             or before.written.get(name) != now.written.get(name)
             or before.decisions.networks[name] != now.decisions.networks[name]
         )
-    others = [
+    differently_withheld = [
         uuid
         for uuid in before.withheld.keys() | now.withheld.keys()
         if before.withheld.get(uuid) != now.withheld.get(uuid)
     ]
-    return found | before.select_server_names(others) | now.select_server_names(others) if others else found
+    if not differently_withheld:
+        return changed
+    return changed | before.select_server_names(differently_withheld) | now.select_server_names(differently_withheld)
 
 
 def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:
@@ -373,10 +393,7 @@ def _list_counted_values(state: ServerState) -> Iterator[tuple[str, str]]:
         yield "runs", step
     if (progress := state.progress) is not None:
         yield "installing", f"{progress.state}/{progress.step}"
-    yield from (("drift", each) for each in find_drift(state.decision, state.record))
-
-
-_RETRY: Final = timedelta(seconds=5)
+    yield from (("drift", field_name) for field_name in find_drift(state.decision, state.record))
 
 
 class WindowWatch:
@@ -402,13 +419,15 @@ class WindowWatch:
             servers, self.next_end = self._end_windows(at)
         except PublishError as error:
             self.next_end = at + _RETRY
-            is_known, self._failure = str(error) == self._failure, str(error)
+            is_known = str(error) == self._failure
+            self._failure = str(error)
             event = Event(at=at, type="WindowsNotEnded", message=str(error), warning=True)
             changed = frozenset(error.servers if isinstance(error, WindowEndError) else ())
             self._unreported |= changed
             return changed, () if is_known else (event,)
         self._failure = ""
-        if not (ended := sorted(self._unreported.union(servers))):
+        ended = sorted(self._unreported.union(servers))
+        if not ended:
             return frozenset(), ()
         self._unreported.clear()
         message = f"ended the maintenance windows for {format_count(len(ended), 'server')} in OUTPUT"

@@ -56,7 +56,8 @@ class Question(NamedTuple):
     until: datetime  # the end of the window
 
     def body(self) -> dict[str, Any]:
-        found = {
+        """Return the JSON object that gitboot sends to the URL."""
+        facts = {
             "apiVersion": "gitboot.dev/v1alpha1",
             "kind": f"Maintenance{self.kind}",
             "maintenance": self.maintenance,
@@ -64,7 +65,7 @@ class Question(NamedTuple):
             "digest": self.digest,
             "windowEnd": format_instant(self.until),
         }
-        return found if self.server is None else {**found, "server": self.server, "uuid": self.uuid}
+        return facts if self.server is None else {**facts, "server": self.server, "uuid": self.uuid}
 
 
 class HookFailure(NamedTuple):
@@ -73,6 +74,12 @@ class HookFailure(NamedTuple):
     question: Question
     message: str
     is_unlisted: bool = False  # whether gitboot sends no request, because maintenance-hosts does not list the host
+
+
+class _QueueEntry(NamedTuple):
+    due_s: float  # when to send the request, in monotonic time
+    number: int  # unique, so that questions with the same due time are never compared
+    question: Question
 
 
 class HookClient:
@@ -98,12 +105,15 @@ class HookClient:
         machine, so it must not drain a server either.
         """
         self.may_drain = may_drain
-        self._hosts, self._clock, self._wake, self._every_s = hosts, clock, wake, every_s
+        self._hosts = hosts
+        self._clock = clock
+        self._wake = wake
+        self._every_s = every_s
         self._request_s = request_s
         self._client = HttpClient(ca_bundle=ca_bundle)
         self._changed = threading.Condition()
         self._wanted: frozenset[Question] = frozenset()
-        self._queues: dict[Origin, list[tuple[float, int, Question]]] = {}  # heaps by host, each with a due time
+        self._queues: dict[Origin, list[_QueueEntry]] = {}  # heaps by host
         self._asking: dict[Question, Origin] = {}  # the questions whose requests are in progress
         self._numbers = count()
         self._unasked: set[Question] = set()  # questions that have not been asked yet
@@ -119,26 +129,24 @@ class HookClient:
 
         New questions are due at once.
         """
-        wanted = frozenset(questions)
-        wanted = wanted if self.may_drain else frozenset(each for each in wanted if each.kind is not HookKind.DRAIN)
+        wanted = frozenset(each for each in questions if self.may_drain or each.kind is not HookKind.DRAIN)
         with self._changed:
             new = sorted(wanted - self._wanted, key=lambda each: (each.maintenance, each.kind, each.server or ""))
             self._wanted = wanted
             self._answers &= wanted
             self._unasked &= wanted
-            self._failures = {each: failure for each, failure in self._failures.items() if each in wanted}
+            self._failures = {asked: failure for asked, failure in self._failures.items() if asked in wanted}
             for queue in self._queues.values():
-                queue[:] = [each for each in queue if each[2] in wanted]
+                queue[:] = [entry for entry in queue if entry.question in wanted]
                 heapify(queue)
-            for each in new:
-                if parse_origin(each.url) in self._hosts:
-                    self._unasked.add(each)
-                    if each not in self._asking:  # otherwise, `_store_answer` uses the answer to the current request
-                        self._schedule_question(each, time.monotonic())
+            for question in new:
+                if parse_origin(question.url) in self._hosts:
+                    self._unasked.add(question)
+                    if question not in self._asking:  # `_store_answer` uses the answer to a current request
+                        self._schedule_question(question, time.monotonic())
                 else:
-                    self._failures[each] = HookFailure(
-                        each, f"the setting maintenance-hosts does not list {format_host(each.url)}", is_unlisted=True
-                    )
+                    message = f"the setting maintenance-hosts does not list {format_host(question.url)}"
+                    self._failures[question] = HookFailure(question, message, is_unlisted=True)
             self._changed.notify_all()
 
     def get_answers(self) -> frozenset[Question]:
@@ -177,7 +185,8 @@ class HookClient:
                 self._store_answer(question, message, pause_s)
 
     def _schedule_question(self, question: Question, due_s: float) -> None:
-        heappush(self._queues.setdefault(parse_origin(question.url), []), (due_s, next(self._numbers), question))
+        queue = self._queues.setdefault(parse_origin(question.url), [])
+        heappush(queue, _QueueEntry(due_s, next(self._numbers), question))
 
     def _take_due_question(self) -> Question | None:
         """Wait until a question is due, and return it. Return None after `close`."""
@@ -185,21 +194,26 @@ class HookClient:
             while not self._is_closed:
                 now_s = time.monotonic()
                 busy = Counter(self._asking.values())
-                queues = {origin: each for origin, each in self._queues.items() if busy[origin] < _PER_HOST}
-                heads = {origin: queue[0][0] for origin, queue in queues.items() if queue}
-                if due := [origin for origin, due_s in heads.items() if due_s <= now_s]:
-                    origin = min(due, key=lambda each: (busy[each], heads[each]))
-                    question = heappop(self._queues[origin])[2]
-                    if self._clock() < question.until:
-                        self._asking[question] = origin
-                        return question
-                    self._unasked.discard(question)
-                    self._changed.notify_all()
+                next_due = {
+                    origin: queue[0].due_s
+                    for origin, queue in self._queues.items()
+                    if queue and busy[origin] < _PER_HOST
+                }
+                due_origins = [origin for origin, due_s in next_due.items() if due_s <= now_s]
+                if not due_origins:
+                    self._changed.wait(min(next_due.values()) - now_s if next_due else None)
                     continue
-                self._changed.wait(min(heads.values()) - now_s if heads else None)
+                origin = min(due_origins, key=lambda each: (busy[each], next_due[each]))
+                question = heappop(self._queues[origin]).question
+                if self._clock() < question.until:
+                    self._asking[question] = origin
+                    return question
+                self._unasked.discard(question)  # its window has ended
+                self._changed.notify_all()
         return None
 
     def _send_question(self, question: Question) -> WebAnswer:
+        """Send one request. Raises `HostUnreachable`, or `UsageError` if the token file is unusable."""
         file = self._hosts[parse_origin(question.url)]
         credentials = {}
         if file is not None:
@@ -216,6 +230,7 @@ class HookClient:
         )
 
     def _store_answer(self, question: Question, message: str, pause_s: float) -> None:
+        """Store the result of a request. ``message`` is "" for the expected answer, else why to repeat the request."""
         with self._changed:
             self._asking.pop(question, None)
             self._unasked.discard(question)
@@ -251,8 +266,8 @@ def _find_fault(question: Question, answer: WebAnswer) -> str:
 
 
 def parse_hook_hosts(values: Collection[str]) -> dict[Origin, Path | None]:
-    """Parse the values of maintenance-hosts, each of which is URL or URL=FILE. Raises `UsageError`."""
-    found: dict[Origin, Path | None] = {}
+    """Return the token file of each host in maintenance-hosts. A value is URL or URL=FILE. Raises `UsageError`."""
+    token_files: dict[Origin, Path | None] = {}
     for value in values:
         url, _, file = value.partition("=")
         try:
@@ -263,22 +278,32 @@ def parse_hook_hosts(values: Collection[str]) -> dict[Origin, Path | None]:
             raise UsageError(
                 f"maintenance-hosts: {url} must not have a path; write https://HOST[:PORT] or https://HOST=FILE"
             )
-        if origin in found:
+        if origin in token_files:
             raise UsageError(f"maintenance-hosts: {url} is listed twice")
-        found[origin] = Path(file) if file else None
-    return found
+        token_files[origin] = Path(file) if file else None
+    return token_files
 
 
 def list_questions(plans: Plans, schedule: Schedule, at: datetime) -> frozenset[Question]:
     """Return the questions that the waiting servers need now."""
-    found = set[Question]()
+    questions = set[Question]()
     for server, maintenance in _list_waiting(plans, at):
         uuid, before, end = server.decision.uuid, maintenance.before, maintenance.end
         if before is None or end is None or server.plan is None:
             continue
-        run_key = maintenance.name, maintenance.run, before.digest
         if server.plan.cause is Cause.WAITING_FOR_APPROVAL and before.approval_url is not None:
-            found.add(Question(HookKind.APPROVAL, before.approval_url, *run_key, None, None, end))
+            questions.add(
+                Question(
+                    kind=HookKind.APPROVAL,
+                    url=before.approval_url,
+                    maintenance=maintenance.name,
+                    run=maintenance.run,
+                    digest=before.digest,
+                    server=None,
+                    uuid=None,
+                    until=end,
+                )
+            )
         elif (
             server.plan.cause is Cause.WAITING_FOR_DRAIN
             and before.drain_url is not None
@@ -286,8 +311,19 @@ def list_questions(plans: Plans, schedule: Schedule, at: datetime) -> frozenset[
             and schedule.may_set
             and uuid in schedule.power
         ):
-            found.add(Question(HookKind.DRAIN, before.drain_url, *run_key, server.decision.server, uuid, end))
-    return frozenset(found)
+            questions.add(
+                Question(
+                    kind=HookKind.DRAIN,
+                    url=before.drain_url,
+                    maintenance=maintenance.name,
+                    run=maintenance.run,
+                    digest=before.digest,
+                    server=server.decision.server,
+                    uuid=uuid,
+                    until=end,
+                )
+            )
+    return frozenset(questions)
 
 
 class ClearanceChange(NamedTuple):
@@ -316,41 +352,43 @@ def find_clearances(
     The plans may be older than the ``snapshot``.
     """
     approved = {(each.maintenance, each.digest, each.url) for each in answers if each.kind is HookKind.APPROVAL}
-    drained = {each.uuid: each for each in answers if each.kind is HookKind.DRAIN}
+    drain_urls = {each.uuid: each.url for each in answers if each.kind is HookKind.DRAIN}
     next_drains = choose_drains(schedule, plans, snapshot, at) if may_drain else frozenset()
     for server, maintenance in _list_waiting(plans, at):
         name, uuid, before = server.decision.server, server.decision.uuid, maintenance.before
         record = snapshot.stored_record(uuid)
         if before is None or server.plan is None or record is None:
             continue
-        known, subject = _find_clearance(record, maintenance), f"{name}: Maintenance/{maintenance.name}"
-        kept = frozenset(each.name for each in server.decision.maintenances)
-        target = uuid, name, maintenance.name
+        known = _find_clearance(record, maintenance)
+        subject = f"{name}: Maintenance/{maintenance.name}"
         if server.plan.cause is Cause.WAITING_FOR_APPROVAL:
-            if (
-                known.approved != before.approval_key
-                and (maintenance.name, before.digest, before.approval_url) in approved
-            ):
-                yield ClearanceChange(
-                    *target,
-                    known._replace(approved=before.approval_key),
-                    "MaintenanceApproved",
-                    f"{subject} is approved by {format_host(before.approval_url or '')} ({before.digest[:12]})",
-                    kept,
-                )
+            approval = maintenance.name, before.digest, before.approval_url
+            if known.approved == before.approval_key or approval not in approved:
+                continue
+            clearance = known._replace(approved=before.approval_key)
+            event = "MaintenanceApproved"
+            message = f"{subject} is approved by {format_host(before.approval_url or '')} ({before.digest[:12]})"
         elif known.drain != maintenance.drain_key:
-            if uuid in next_drains:
-                yield ClearanceChange(
-                    *target,
-                    Clearance(known.approved, drain=maintenance.drain_key, until=maintenance.end),
-                    "DrainStarted",
-                    f"{subject} requires the server to be drained, so gitboot requests {before.drain_url}",
-                    kept,
-                )
-        elif known.drained_at is None and (answer := drained.get(uuid)) is not None and answer.url == before.drain_url:
-            yield ClearanceChange(
-                *target, known._replace(drained_at=at), "Drained", f"{subject}: the server is drained", kept
-            )
+            if uuid not in next_drains:
+                continue
+            clearance = Clearance(known.approved, drain=maintenance.drain_key, until=maintenance.end)
+            event = "DrainStarted"
+            message = f"{subject} requires the server to be drained, so gitboot requests {before.drain_url}"
+        else:
+            if known.drained_at is not None or uuid not in drain_urls or drain_urls[uuid] != before.drain_url:
+                continue
+            clearance = known._replace(drained_at=at)
+            event = "Drained"
+            message = f"{subject}: the server is drained"
+        yield ClearanceChange(
+            uuid=uuid,
+            server=name,
+            maintenance=maintenance.name,
+            clearance=clearance,
+            event=event,
+            message=message,
+            kept=frozenset(kept.name for kept in server.decision.maintenances),
+        )
 
 
 def _find_clearance(record: Record | None, maintenance: MaintenanceDecision) -> Clearance:
@@ -361,6 +399,6 @@ def _list_waiting(plans: Plans, at: datetime) -> Iterator[tuple[ServerState, Mai
     """Yield each server that waits for an approval or a drain, with the maintenance, if the window is open."""
     for name, waiting in sorted(plans.waiting.items()):
         server = plans.servers[name]
-        for each in server.decision.maintenances:
-            if each.name == waiting and each.is_active(at):
-                yield server, each
+        for maintenance in server.decision.maintenances:
+            if maintenance.name == waiting and maintenance.is_active(at):
+                yield server, maintenance
