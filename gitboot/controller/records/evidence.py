@@ -100,7 +100,8 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
     """
     fetches = []
     for observation in observations:
-        digest, number, name = observation.digest, None, find_token(observation.path)
+        name = find_token(observation.path)
+        digest, number = observation.digest, None
         if digest is not None and digest == name:
             digest = server_tables.find_token(store, observation.path) or digest
         if digest is None and observation.modified is not None:
@@ -108,19 +109,18 @@ def match_fetches(store: Store, observations: Iterable[Observation], keys: Token
                 digest, number = version
             elif name is not None:  # a token alone identifies the plan, even in a tree that another host published
                 digest = server_tables.find_token(store, observation.path)
-        offer = server_tables.find_offer(store, digest) if digest is not None else None
-        if digest is None or offer is None or not (name is None or keys.is_token_name(digest, name, observation.at)):
+        if digest is None or (offer := server_tables.find_offer(store, digest)) is None:
             continue
-        offer = structs.replace(offer, number=number if number is not None else offer.number)
-        seen = replace(
-            observation,
-            path=observation.path.replace(name, digest) if name is not None else observation.path,
-            digest=digest,
-            modified=None,
-        )
-        fetches.append(
-            Fetch(observation=seen, offer=offer, was_recorded=server_tables.has_observation(store, seen, digest))
-        )
+        path = observation.path
+        if name is not None:
+            if not keys.is_token_name(digest, name, observation.at):
+                continue
+            path = path.replace(name, digest)
+        if number is not None:
+            offer = structs.replace(offer, number=number)
+        seen = replace(observation, path=path, digest=digest, modified=None)
+        was_recorded = server_tables.has_observation(store, seen, digest)
+        fetches.append(Fetch(observation=seen, offer=offer, was_recorded=was_recorded))
     return tuple(fetches)
 
 
@@ -130,12 +130,12 @@ def find_unoffered_boots(store: Store, observations: Iterable[Observation]) -> t
     Any such boot shows that the ledger is an older copy.
     """
     return tuple(
-        each
-        for each in select_consuming_fetches(observations)
-        if each.offer is not None
-        and not each.is_from_system
-        and each.digest is not None
-        and server_tables.find_offer(store, each.digest) is None
+        observation
+        for observation in select_consuming_fetches(observations)
+        if observation.offer is not None
+        and not observation.is_from_system
+        and observation.digest is not None
+        and server_tables.find_offer(store, observation.digest) is None
     )
 
 
@@ -147,14 +147,17 @@ def record_fetches(update: LedgerUpdate, new_fetches: Iterable[Fetch], commit: C
     log does not show which client sent the request.
     """
     spec = commit.fleet.provisioning
-    monitors, clients = (list(map(ip_network, networks)) for networks in (spec.monitors, spec.clients))
+    monitors = [ip_network(network) for network in spec.monitors]
+    clients = [ip_network(network) for network in spec.clients]
     fetches = [
-        _accept_known_client(each, clients) for each in new_fetches if not _is_from_monitor(each.observation, monitors)
+        _accept_known_client(fetch, clients)
+        for fetch in new_fetches
+        if not _is_from_monitor(fetch.observation, monitors)
     ]
     intended = [fetch for fetch in fetches if fetch.observation.is_open_intent]
     for fetch in intended:  # an intent counts as a fetch of the secret, because the secret may have been sent
         count_fetch(update, fetch.offer, fetch.observation)
-    ids = {fetch.observation.intent for fetch in intended}
+    intents = {fetch.observation.intent for fetch in intended}
     for fetch in drop_concluded_intents(fetches, lambda each: each.observation):
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
@@ -166,7 +169,7 @@ def record_fetches(update: LedgerUpdate, new_fetches: Iterable[Fetch], commit: C
             if observation.outcome is Outcome.SERVED or is_sent_by_mirror:
                 record_boot_served(update, fetch.offer)
         elif _consumes_boot(fetch):
-            record_intent(update, fetch.offer, observation, is_early=observation.intent not in ids)
+            record_intent(update, fetch.offer, observation, is_early=observation.intent not in intents)
 
 
 def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:
@@ -197,35 +200,20 @@ def _consumes_boot(fetch: Fetch) -> bool:
 
 
 def _record_fetch(update: LedgerUpdate, fetch: Fetch, commit: Commit, kind: fleet.Evidence) -> None:
+    """Record what a fetch proves. If the BMC must confirm the fetch first, add the fetch to the pending fetches."""
     offer, observation = fetch.offer, fetch.observation
     if offer.key == DISK_BOOT:
         record_disk_boot(update, offer, observation)
         return
-    machine = commit.machines.get(offer.uuid)
-    has_bmc = machine is not None and machine.bmc is not None
     if observation.is_report or observation.is_failure:
-        before = update.record(offer.uuid)
-        if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
-            if observation.is_failure:
-                record_install_step(update, offer, observation)
-            else:
-                record_provisioned(update, offer, observation.at, "Reported")
-        if update.record(offer.uuid) is before and not fetch.was_recorded and count_fetch(update, offer, observation):
-            result = f"failed: {observation.log}" if observation.is_failure else "completed"
-            update.add_event(
-                "ReportOutdated",
-                f"{offer.server}: gitboot ignored an outdated report from an installer for {offer.key} "
-                f"({offer.image}): {result}",
-                warning=observation.is_failure,
-                server=offer.server,
-                key=offer.key,
-                log=observation.log,
-            )
+        _record_report(update, fetch, kind)
         return
     if observation.intent is None:
         count_fetch(update, offer, observation)
     if not observation.is_evidence:
         return
+    machine = commit.machines.get(offer.uuid)
+    has_bmc = machine is not None and machine.bmc is not None
     asks_bmc = has_bmc and any(map(_is_open_one_time_override, update.overrides.list_records(offer.uuid)))
     if offer.phase is not Phase.MAINTENANCE:
         asks_bmc |= has_bmc and kind is fleet.Evidence.PROGRESS
@@ -235,8 +223,30 @@ def _record_fetch(update: LedgerUpdate, fetch: Fetch, commit: Commit, kind: flee
     if not asks_bmc:
         _record_proof(update, offer, observation, kind)
     elif not fetch.was_recorded and not any(_is_duplicate(each, fetch) for each in update.list_pending(offer.uuid)):
-        # The next task at the machine's BMC judges it.
+        # The next task at the machine's BMC judges the fetch.
         update.add_pending_fetch(PendingObservation(update.last_observation_id + 1, observation, offer))
+
+
+def _record_report(update: LedgerUpdate, fetch: Fetch, kind: fleet.Evidence) -> None:
+    """Record an installer's report that the installation is complete or failed. Only new reports have an effect."""
+    offer, observation = fetch.offer, fetch.observation
+    before = update.record(offer.uuid)
+    if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
+        if observation.is_failure:
+            record_install_step(update, offer, observation)
+        else:
+            record_provisioned(update, offer, observation.at, "Reported")
+    if update.record(offer.uuid) is before and not fetch.was_recorded and count_fetch(update, offer, observation):
+        result = f"failed: {observation.log}" if observation.is_failure else "completed"
+        update.add_event(
+            "ReportOutdated",
+            f"{offer.server}: gitboot ignored an outdated report from an installer for {offer.key} "
+            f"({offer.image}): {result}",
+            warning=observation.is_failure,
+            server=offer.server,
+            key=offer.key,
+            log=observation.log,
+        )
 
 
 def _record_proof(update: LedgerUpdate, offer: Offer, observation: Observation, kind: fleet.Evidence) -> str:
@@ -279,6 +289,7 @@ def accept_fetches_without_task(update: LedgerUpdate, uuids: Iterable[SystemUuid
 
 
 def awaits_progress(snapshot: LedgerSnapshot, state: ServerState, kind: fleet.Evidence) -> bool:
+    """Return whether only the boot progress that a BMC reports can prove the server's current installation."""
     plan, uuid = state.plan, state.decision.uuid
     record = snapshot.stored_record(uuid)
     return (
@@ -292,23 +303,26 @@ def awaits_progress(snapshot: LedgerSnapshot, state: ServerState, kind: fleet.Ev
 
 def apply_bmc_evidence(update: LedgerUpdate, bmc_evidence: BmcEvidence, kind: fleet.Evidence) -> bool:
     """Record the evidence from a BMC task. Return whether the task confirmed or ruled out a pending fetch."""
-    is_judged = False
+    is_judged, state = False, bmc_evidence.state
     _drop_impossible_intents(update, bmc_evidence)
     for pending in update.list_pending(bmc_evidence.uuid):
         if pending.id in bmc_evidence.pending_ids:
             is_judged |= _judge_fetch(update, pending, bmc_evidence, kind)
-    if bmc_evidence.state is not None and bmc_evidence.is_own_machine:
-        _release_boot_if_off(update, bmc_evidence.state, bmc_evidence.observed)
-    if bmc_evidence.state is not None and not is_judged:
-        _apply_consumed_override(update, bmc_evidence.state, bmc_evidence.decision_number)
-    if bmc_evidence.state is not None and kind is fleet.Evidence.PROGRESS:
-        _apply_boot_progress(update, bmc_evidence.state, bmc_evidence)
+    if state is None:
+        return is_judged
+    if bmc_evidence.is_own_machine:
+        _release_boot_if_off(update, state, bmc_evidence.observed)
+    if not is_judged:
+        _apply_consumed_override(update, state, bmc_evidence.decision_number)
+    if kind is fleet.Evidence.PROGRESS:
+        _apply_boot_progress(update, state, bmc_evidence)
     return is_judged
 
 
 def _judge_fetch(
     update: LedgerUpdate, pending: PendingObservation, bmc_evidence: BmcEvidence, kind: fleet.Evidence
 ) -> bool:
+    """Confirm or rule out a pending fetch. Return False if the BMC's observations are not sufficient."""
     observation, offer, observed = pending.observation, pending.offer, bmc_evidence.observed
     if any(
         _rules_out_fetch(record, observation.at, observed)
@@ -337,18 +351,22 @@ def _drop_impossible_intents(update: LedgerUpdate, bmc_evidence: BmcEvidence) ->
         return
     overrides = update.overrides.list_records(bmc_evidence.uuid)
     ruled_out = [
-        each
-        for each in record.unknown_serves
-        if each.intent in bmc_evidence.open_intents
-        and any(_rules_out_fetch(override, each.seen.at, bmc_evidence.observed) for override in overrides)
+        serve
+        for serve in record.unknown_serves
+        if serve.intent in bmc_evidence.open_intents
+        and any(_rules_out_fetch(override, serve.seen.at, bmc_evidence.observed) for override in overrides)
     ]
     if not ruled_out:
         return
-    remaining = tuple(each for each in record.unknown_serves if each not in ruled_out)
-    name, number = state.decision.server, update.next_decision_number()
-    update.write_record(bmc_evidence.uuid, name, replace(record, unknown_serves=remaining, taken_back=number))
-    for each in ruled_out:
-        _report_ignored_fetch(update, name, each.seen.path, each.seen.client)
+    name = state.decision.server
+    new_record = replace(
+        record,
+        unknown_serves=tuple(serve for serve in record.unknown_serves if serve not in ruled_out),
+        taken_back=update.next_decision_number(),
+    )
+    update.write_record(bmc_evidence.uuid, name, new_record)
+    for serve in ruled_out:
+        _report_ignored_fetch(update, name, serve.seen.path, serve.seen.client)
 
 
 def _report_ignored_fetch(update: LedgerUpdate, server: str, path: str, client: str) -> None:
@@ -362,6 +380,7 @@ def _report_ignored_fetch(update: LedgerUpdate, server: str, path: str, client: 
 
 
 def _release_boot_if_off(update: LedgerUpdate, state: ServerState, observed: BmcObservation) -> None:
+    """Record that a server is off, if its plan waits for that before an installation."""
     plan, policy, record = state.plan, state.decision.policy, update.record(state.decision.uuid)
     if (
         plan is None
@@ -419,12 +438,12 @@ def _apply_earlier_override(update: LedgerUpdate, offer: Offer, *, identifies_ma
     """
     if (record := update.usable_record(offer.uuid)) is None:
         return
-    found = find_earlier_overrides(update.overrides.list_records(offer.uuid), offer.key, record)
-    used = max((each for each in found if not each.state.is_open), key=lambda each: each.at, default=None)
-    if used is not None:
-        has_grace = identifies_machine and used.state is not OverrideState.SET_BY_ANOTHER
+    earlier = find_earlier_overrides(update.overrides.list_records(offer.uuid), offer.key, record)
+    last = max((each for each in earlier if not each.state.is_open), key=lambda each: each.at, default=None)
+    if last is not None:
+        has_grace = identifies_machine and last.state is not OverrideState.SET_BY_ANOTHER
         at = update.at if has_grace else update.at - CONSUMED_GRACE
-        record_override_consumed(update, offer.uuid, offer.server, used.reason, at)
+        record_override_consumed(update, offer.uuid, offer.server, last.reason, at)
 
 
 def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence: BmcEvidence) -> None:
@@ -447,17 +466,19 @@ def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence:
         return
     if (last := find_last_attempt(offer, record)) is not None:  # a commit may have changed the image since
         offer = structs.replace(offer, image=find_attempt_image(last) or offer.image)
-    before = [
-        each.marks
-        for each in update.overrides.list_records(uuid)
-        if each.reason == plan.key
-        and _was_consumed(each, observed, update.at)
-        and (last is not None or names_boot(each.override, policy.boot))
+    marks_before_boot = [
+        override.marks
+        for override in update.overrides.list_records(uuid)
+        if override.reason == plan.key
+        and _was_consumed(override, observed, update.at)
+        and (last is not None or names_boot(override.override, policy.boot))
     ]
-    before += [
-        each.marks for each in update.list_pending(uuid) if each.marks is not None and each.offer.key == plan.key
+    marks_before_boot += [
+        pending.marks
+        for pending in update.list_pending(uuid)
+        if pending.marks is not None and pending.offer.key == plan.key
     ]
-    if any(observed.marks.has_passed_post_since(marks) for marks in before):
+    if any(observed.marks.has_passed_post_since(marks) for marks in marks_before_boot):
         record_provisioned(update, structs.replace(offer, number=bmc_evidence.decision_number), update.at, "Progress")
         for pending in update.list_pending(uuid):
             update.conclude_pending_fetch(pending, "Provisioned")
@@ -515,34 +536,37 @@ def count_fetch(update: LedgerUpdate, offer: Offer, observation: Observation) ->
     before = update.find_secret_fetches(offer.uuid)
     if before is None or _is_newer_installation(offer, before):
         before = InstallationFetches(key=_provision_key(offer), attempt=max(offer.attempt, 1), number=offer.number)
-    fetches, address = before.secrets.get(secret, SecretFetches()), get_client_network(observation.client)
+    fetches = before.secrets.get(secret, SecretFetches())
+    address = get_client_network(observation.client)
     is_new = fetches.others is None and not before.has_fetched(address, secret)
     if is_new and not is_report(secret):
-        number, client = len(fetches.addresses) + 1, observation.client
-        others = f"{number - 1} other {'address has' if number == 2 else 'addresses have'} fetched it"
-        which = f"; {others}" if number > 1 else ""
-        if number > MAX_ADDRESSES:
-            which += ". For further addresses, gitboot only counts the fetches"
-        update.add_event(
-            "SecretFetched",
-            f"{offer.server}: {client} fetched {describe_secret(secret)} for {_provision_key(offer)}{which}",
-            warning=number > 1,
-            server=offer.server,
-            secret=secret,
-            client=client,
-            key=_provision_key(offer),
-            addresses=number,
-        )
+        _report_secret_fetch(update, offer, secret, observation.client, len(fetches.addresses))
     number = max(before.number, offer.number) if _provision_key(offer) == before.key else before.number
+    new_fetches = fetches.add_fetch(address, observation.at, observation.times)
     update.set_secret_fetches(
-        offer.uuid,
-        structs.replace(
-            before,
-            number=number,
-            secrets={**before.secrets, secret: fetches.add_fetch(address, observation.at, observation.times)},
-        ),
+        offer.uuid, structs.replace(before, number=number, secrets={**before.secrets, secret: new_fetches})
     )
     return is_new
+
+
+def _report_secret_fetch(update: LedgerUpdate, offer: Offer, secret: str, client: str, earlier_addresses: int) -> None:
+    """Report that a secret was fetched from a new address. From the second address on, the event is a warning."""
+    message = f"{offer.server}: {client} fetched {describe_secret(secret)} for {_provision_key(offer)}"
+    if earlier_addresses:
+        addresses = "address has" if earlier_addresses == 1 else "addresses have"
+        message += f"; {earlier_addresses} other {addresses} fetched it"
+    if earlier_addresses >= MAX_ADDRESSES:
+        message += ". For further addresses, gitboot only counts the fetches"
+    update.add_event(
+        "SecretFetched",
+        message,
+        warning=earlier_addresses > 0,
+        server=offer.server,
+        secret=secret,
+        client=client,
+        key=_provision_key(offer),
+        addresses=earlier_addresses + 1,
+    )
 
 
 def forget_earlier_fetches(update: LedgerUpdate, offer: Offer) -> None:
@@ -562,18 +586,12 @@ def confirm_secret_fetches(update: LedgerUpdate, items: Iterable[Mapping[str, An
         uuid = SystemUuid(parse_uuid(item["uuid"]))
         if (before := update.find_secret_fetches(uuid)) is None:
             raise UsageError(f"no secret fetch is recorded for {item['server']}")
-        update.set_secret_fetches(
-            uuid,
-            structs.replace(
-                before,
-                secrets={
-                    name: structs.replace(each, confirmed=(max(1, seen[0]), seen[1]))
-                    if (seen := item["seen"].get(name))
-                    else each
-                    for name, each in before.secrets.items()
-                },
-            ),
-        )
+        secrets = dict(before.secrets)
+        for name, fetches in before.secrets.items():
+            if seen := item["seen"].get(name):  # the counts of addresses and fetches that the operator saw
+                addresses, times = seen
+                secrets[name] = structs.replace(fetches, confirmed=(max(1, addresses), times))
+        update.set_secret_fetches(uuid, structs.replace(before, secrets=secrets))
         names.append(str(item["server"]))
     return names
 

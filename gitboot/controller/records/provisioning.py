@@ -73,6 +73,9 @@ from gitboot.review.reinstalls import (
 )
 from gitboot.text import format_names, quote_words
 
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
+_MAX_AHEAD: Final = timedelta(seconds=30)  # how far an endpoint's clock may be ahead
+
 
 def record_new_servers(
     update: LedgerUpdate,
@@ -97,19 +100,22 @@ def record_new_servers(
     if find_unverified_reason(update.facts, decisions) is not None:
         update.recorded_commit = None
         return
-    known_machines, accepted, dropped = update.before.machines, update.before.accepted_machines, update.dropped
-    machines = commit.select_machines(
-        {*changed, *(commit.machines[uuid].name for uuid in dropped if uuid in commit.machines)}
-    )
-    # Include known boards too, because a commit may declare later that such a board replaces another one.
-    unrecorded = [
-        each for each in machines if each.uuid not in accepted or each.uuid in dropped or each.replaces is not None
+    known_machines, accepted = update.before.machines, update.before.accepted_machines
+    machines = commit.select_machines({*changed, *commit.select_server_names(update.dropped)})
+    new_machines = [
+        machine
+        for machine in machines
+        if machine.uuid not in update.machines
+        and update.record(machine.uuid) is None
+        # Include known boards too, because a commit may declare later that such a board replaces another one.
+        and (machine.uuid not in accepted or machine.uuid in update.dropped or machine.replaces is not None)
     ]
-    new = [each for each in unrecorded if each.uuid not in update.machines and update.record(each.uuid) is None]
-    if new:
-        _write_first_records(update, commit, new, introduced)
+    if new_machines:
+        _write_first_records(update, commit, new_machines, introduced)
     update.machines |= {
-        each.uuid: each for each in machines if known_machines.get(each.uuid) != each or each.uuid not in accepted
+        machine.uuid: machine
+        for machine in machines
+        if known_machines.get(machine.uuid) != machine or machine.uuid not in accepted
     }
     if removed is not None:
         update.removed_machines |= accepted.intersection(removed)
@@ -118,9 +124,9 @@ def record_new_servers(
     _adopt_servers_with_number_0(update, decisions, machines)
     _adopt_by_first_policy(update, decisions, machines)
     if decisions.evidence is Evidence.DECLARED:
-        _record_declared_servers(update, (decisions.servers[each.name] for each in machines))
+        _record_declared_servers(update, (decisions.servers[machine.name] for machine in machines))
     if decisions.evidence is Evidence.FETCHED:
-        written = (commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines)
+        written = commit.select_server_names(update.new_records)
         _complete_installations(update, decisions, commit.select_machines({*changed, *installing, *written}))
     if update.facts.initialised is None:
         update.set_facts(initialised="adopt")
@@ -133,15 +139,15 @@ def drop_moved_machines(update: LedgerUpdate, moves: Moves, machines: Mapping[Sy
     These machines do not count as new. If a machine in ``machines`` moved from another site, also drop the records of
     its earlier boards, because the other site may have installed the machine since.
     """
-    update.departed = {each.uuid: each for each in moves.departed if each.uuid not in update.before.accepted_machines}
-    arrived = (machines[uuid].replaces for uuid in moves.arrived if uuid in machines)
-    moved = {*moves.machines, *(board for replaced in arrived for board in _list_boards(update, replaced))}
+    accepted = update.before.accepted_machines
+    update.departed = {machine.uuid: machine for machine in moves.departed if machine.uuid not in accepted}
+    moved = set(moves.machines)
+    for uuid in moves.arrived:
+        if uuid in machines:
+            moved.update(_list_boards(update, machines[uuid].replaces))
     update.dropped = frozenset(uuid for uuid in moved if update.record(uuid) is not None)
     for uuid in update.dropped:
         update.new_records.pop(uuid, None)
-
-
-_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
 def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
@@ -151,18 +157,18 @@ def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boot
     """
     if find_unverified_reason(update.facts, commit.decisions) is not None:
         return
-    found: dict[SystemUuid, str] = {}
-    for each in boots:
-        decision = commit.decisions.servers.get(each.server)
+    outdated: dict[SystemUuid, str] = {}  # the names of servers by UUID
+    for boot in boots:
+        decision = commit.decisions.servers.get(boot.server)
         record = update.record(decision.uuid) if decision is not None else None
-        if decision is not None and record is not None and (find_last_seen(record) or _NEVER) < each.at:
-            found[decision.uuid] = each.server
-    if not found:
+        if decision is not None and record is not None and (find_last_seen(record) or _NEVER) < boot.at:
+            outdated[decision.uuid] = boot.server
+    if not outdated:
         return
-    update.dropped |= frozenset(found)
-    for uuid in found:
+    update.dropped |= frozenset(outdated)
+    for uuid in outdated:
         update.new_records.pop(uuid, None)
-    names = sorted(found.values())
+    names = sorted(outdated.values())
     update.add_event(
         "ServerUnknown",
         f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so gitboot does not know "
@@ -175,30 +181,36 @@ def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boot
 def _write_first_records(
     update: LedgerUpdate, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int]
 ) -> None:
-    seen = {**update.before.machines, **update.departed}
-    others = find_changed_uuids(machines, seen.values())
-    replaced = {each.replaces: update.record(each.replaces) for each in machines if each.replaces is not None}
-    records = {uuid: record for uuid, record in replaced.items() if record is not None}
-    unknown: dict[str, list[str]] = {}
-    for each in (commit.decisions.servers[machine.name] for machine in machines):
-        other = others.get(each.uuid)
-        found = classify_unrecorded_server(
-            each,
-            records=records,
-            seen_machines=seen,
-            first_provision=introduced.get(each.uuid),
-            shared_identity=f"the {other[0]} {other[1]} with {other[2].name} ({other[2].uuid})"
-            if other is not None
-            else None,
-            served_before=_find_served_before(update, each),
+    """Write the first records of new machines. Report the servers for which it is unknown what is installed."""
+    seen_machines = {**update.before.machines, **update.departed}
+    shared_identities = find_changed_uuids(machines, seen_machines.values())
+    replaced_records: dict[SystemUuid, Record] = {}
+    for machine in machines:
+        if machine.replaces is not None and (record := update.record(machine.replaces)) is not None:
+            replaced_records[machine.replaces] = record
+    unknown: dict[str, list[str]] = {}  # the names of servers by reason
+    for machine in machines:
+        decision = commit.decisions.servers[machine.name]
+        shared_identity = None
+        if machine.uuid in shared_identities:
+            kind, value, other = shared_identities[machine.uuid]
+            shared_identity = f"the {kind} {value} with {other.name} ({other.uuid})"
+        server = classify_unrecorded_server(
+            decision,
+            records=replaced_records,
+            seen_machines=seen_machines,
+            first_provision=introduced.get(machine.uuid),
+            shared_identity=shared_identity,
+            served_before=_find_served_before(update, decision),
         )
-        if found.state is UnrecordedState.UNKNOWN:
-            unknown.setdefault(found.why, []).append(each.server)
-        elif (record := found.record(each)) is not None:
-            update.write_record(each.uuid, each.server, record)
+        if server.state is UnrecordedState.UNKNOWN:
+            unknown.setdefault(server.why, []).append(machine.name)
+        elif (new_record := server.record(decision)) is not None:
+            update.write_record(machine.uuid, machine.name, new_record)
     for why, names in sorted(unknown.items()):
-        message = f"{format_names(names)}: {why}. Check the server, then run gitboot records set "
-        message += quote_words(names[0])
+        message = (
+            f"{format_names(names)}: {why}. Check the server, then run gitboot records set {quote_words(names[0])}"
+        )
         if commit.fleet.has_instances_by_site:
             message += (
                 ". If another site managed the server before, run gitboot records take-over with the file from that "
@@ -213,26 +225,26 @@ def _find_served_before(update: LedgerUpdate, decision: Decision) -> int | None:
     A boot without a fetch leaves only an override. gitboot may read the fetch of a boot loader only after the commit
     that names the new board.
     """
-    found = list[int | None]()
+    numbers = list[int | None]()
     for board in _list_boards(update, decision.replaces):
         keys = [
-            each.reason
-            for each in update.overrides.list_records(board)
-            if not each.state.is_unused and not each.override.gets_loader_from_dhcp
+            override.reason
+            for override in update.overrides.list_records(board)
+            if not override.state.is_unused and not override.override.gets_loader_from_dhcp
         ]
         record = update.record(board) or Record()
-        found += [record.provision, highest_served_provision(record, keys)]
-    return max((each for each in found if each is not None), default=None)
+        numbers += [record.provision, highest_served_provision(record, keys)]
+    return max((number for number in numbers if number is not None), default=None)
 
 
 def _list_boards(update: LedgerUpdate, replaced: SystemUuid | None) -> list[SystemUuid]:
     """Return the UUIDs that a machine had with its earlier boards, beginning with ``replaced``, the last of them."""
-    found = list[SystemUuid]()
-    while replaced is not None and replaced not in found:
-        found.append(replaced)
+    boards = list[SystemUuid]()
+    while replaced is not None and replaced not in boards:
+        boards.append(replaced)
         machine = update.departed.get(replaced) or update.before.machines.get(replaced)
         replaced = machine.replaces if machine is not None else None
-    return found
+    return boards
 
 
 def adopt_lowered_servers(update: LedgerUpdate, decisions: Decisions, lowered: Mapping[SystemUuid, str]) -> None:
@@ -259,33 +271,31 @@ def _adopt_servers_with_number_0(update: LedgerUpdate, decisions: Decisions, mac
 
 
 def _adopt_pending_server(update: LedgerUpdate, uuid: SystemUuid, decision: Decision, record: Record) -> None:
-    """Adopt a server that was never installed."""
-    if record.provision is None:
-        adopted = make_adopted_record(decision)
-        number = max(decision.provision, _find_served_before(update, decision) or 0)
-        update.write_record(
-            uuid,
-            decision.server,
-            replace(
-                record,
-                provision=number,
-                image=adopted.image,
-                pool=adopted.pool,
-                decision=adopted.decision,
-                evidence=adopted.evidence,
-            ),
-        )
-        if decision.policy is not None and decision.policy.network_boot is NetworkBoot.ALWAYS:
-            return  # the policy ignores the record
-        overrides = [each.reason for each in update.overrides.list_records(uuid) if not each.state.is_unused]
-        used = max(number, highest_served_provision(record, overrides) or 0)
-        update.add_event(
-            "InstallWithdrawn",
-            f"{decision.server}: was never installed, and a commit lowered `provision` to {decision.provision}, so "
-            f"gitboot does not install the server. To install it, raise `provision` above {used}",
-            warning=True,
-            server=decision.server,
-        )
+    """Adopt a server that was never installed. Other servers stay unchanged."""
+    if record.provision is not None:
+        return
+    adopted = make_adopted_record(decision)
+    number = max(decision.provision, _find_served_before(update, decision) or 0)
+    new_record = replace(
+        record,
+        provision=number,
+        image=adopted.image,
+        pool=adopted.pool,
+        decision=adopted.decision,
+        evidence=adopted.evidence,
+    )
+    update.write_record(uuid, decision.server, new_record)
+    if decision.policy is not None and decision.policy.network_boot is NetworkBoot.ALWAYS:
+        return  # the policy ignores the record
+    keys = [each.reason for each in update.overrides.list_records(uuid) if not each.state.is_unused]
+    used = max(number, highest_served_provision(record, keys) or 0)
+    update.add_event(
+        "InstallWithdrawn",
+        f"{decision.server}: was never installed, and a commit lowered `provision` to {decision.provision}, so "
+        f"gitboot does not install the server. To install it, raise `provision` above {used}",
+        warning=True,
+        server=decision.server,
+    )
 
 
 def _adopt_by_first_policy(update: LedgerUpdate, decisions: Decisions, machines: Iterable[Machine]) -> None:
@@ -297,28 +307,25 @@ def _adopt_by_first_policy(update: LedgerUpdate, decisions: Decisions, machines:
         record = update.record(machine.uuid)
         if record is None or (record.evidence, record.pool) != ("Adopted", None):
             continue
-        each = decisions.servers[machine.name]
-        if each.policy is not None and each.provision <= (record.provision or 0):
-            adopted = make_adopted_record(each)
-            update.write_record(
-                each.uuid,
-                each.server,
-                replace(record, image=adopted.image, pool=adopted.pool, decision=adopted.decision),
-            )
+        decision = decisions.servers[machine.name]
+        if decision.policy is not None and decision.provision <= (record.provision or 0):
+            adopted = make_adopted_record(decision)
+            new_record = replace(record, image=adopted.image, pool=adopted.pool, decision=adopted.decision)
+            update.write_record(machine.uuid, machine.name, new_record)
 
 
 def _record_declared_servers(update: LedgerUpdate, servers: Iterable[Decision]) -> None:
     """Record servers as provisioned if Git declares them as provisioned. Each declared number counts only once."""
-    for each in servers:
-        record, declared = update.record(each.uuid), each.declared
+    for decision in servers:
+        record, declared = update.record(decision.uuid), decision.declared
         if (
             declared is None
-            or declared < each.provision
+            or declared < decision.provision
             or (record is not None and record.provision is not None and record.provision >= declared)
         ):
             continue
         new_record = replace(
-            make_adopted_record(each),
+            make_adopted_record(decision),
             provision=declared,
             evidence="Declared",
             provisioned_at=update.at,
@@ -328,12 +335,12 @@ def _record_declared_servers(update: LedgerUpdate, servers: Iterable[Decision]) 
             answered=update.facts.sequence,
             unknown_serves=_select_maintenance_serves(record),
         )
-        update.write_record(each.uuid, each.server, new_record)
+        update.write_record(decision.uuid, decision.server, new_record)
         update.add_event(
             "Provisioned",
-            f"{each.server}: provisioned, as Git declares for provision {declared}",
-            server=each.server,
-            uuid=each.uuid,
+            f"{decision.server}: provisioned, as Git declares for provision {declared}",
+            server=decision.server,
+            uuid=decision.uuid,
             evidence="Declared",
             image=new_record.image,
         )
@@ -361,13 +368,12 @@ def _complete_installations(update: LedgerUpdate, decisions: Decisions, machines
 
 def extend_maintenance_runs(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:
     """Extend the recorded maintenance runs of servers after a commit moved the end of a window to a later time."""
-    written = {commit.machines[uuid].name for uuid in update.new_records if uuid in commit.machines}
+    written = commit.select_server_names(update.new_records)
     for machine in commit.select_machines(written.union(changed)):
         record = update.record(machine.uuid)
         if record is not None and record.runs:
-            update.write_record(
-                machine.uuid, machine.name, extend_consumed_runs(record, commit.decisions.servers[machine.name])
-            )
+            new_record = extend_consumed_runs(record, commit.decisions.servers[machine.name])
+            update.write_record(machine.uuid, machine.name, new_record)
 
 
 # Boots and evidence
@@ -377,21 +383,21 @@ def record_provisioned(update: LedgerUpdate, offer: Offer, provisioned_at: datet
     """Record that a server was provisioned at ``provisioned_at``. A second call has no effect."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
-    new_record, what = apply_provisioned(offer, record, _adjust_to_local_clock(provisioned_at, update.at), evidence)
+    new_record, change = apply_provisioned(offer, record, _adjust_to_local_clock(provisioned_at, update.at), evidence)
     if new_record is record or offer.number > update.facts.rolled_back.get(offer.uuid, -1):
-        _write_with_event(update, offer, new_record, ("Provisioned", f"{what} ({evidence})"), evidence)
+        _write_with_event(update, offer, new_record, "Provisioned", f"{change} ({evidence})", evidence)
         return
     # The accepted commit had removed this boot, and gitboot had no fetch of the boot when it accepted the commit. A
     # mirror served the boot, or the evidence arrived late. gitboot never installs a server with unknown disks, so an
     # operator must check the server.
-    by = f"BootImage/{offer.image}"
-    if record.overwritten_by == by:
+    image = f"BootImage/{offer.image}"
+    if record.overwritten_by == image:
         return
-    new_record = replace(record, overwritten_by=by, answered=max(offer.number, record.answered))
+    new_record = replace(record, overwritten_by=image, answered=max(offer.number, record.answered))
     update.write_record(offer.uuid, offer.server, new_record)
     update.add_event(
         "WithdrawnBootInstalled",
-        f"{offer.server}: booted {by} although the accepted commit had withdrawn this boot, so the contents of the "
+        f"{offer.server}: booted {image} although the accepted commit had withdrawn this boot, so the contents of the "
         f"server's disks are unknown ({evidence}). Check the server, then run gitboot records set {offer.server}",
         warning=True,
         server=offer.server,
@@ -408,32 +414,29 @@ def record_maintenance_boot(
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = seen._replace(at=_adjust_to_local_clock(seen.at, update.at))
-    new_record, what = apply_run_boot(offer, record, seen)
-    _write_with_event(update, offer, new_record, ("MaintenanceBooted", f"{what} ({evidence})"), evidence)
+    new_record, change = apply_run_boot(offer, record, seen)
+    _write_with_event(update, offer, new_record, "MaintenanceBooted", f"{change} ({evidence})", evidence)
     if is_started:
-        started_record, what = apply_run_start(offer, new_record, seen)
-        _write_with_event(update, offer, started_record, ("MaintenanceStarted", what), evidence)
+        new_record, change = apply_run_start(offer, new_record, seen)
+        _write_with_event(update, offer, new_record, "MaintenanceStarted", change, evidence)
 
 
 def _write_with_event(
-    update: LedgerUpdate, offer: Offer, new_record: Record, event: tuple[str, str], evidence: str
+    update: LedgerUpdate, offer: Offer, new_record: Record, event_type: str, change: str, evidence: str
 ) -> None:
+    """Write a record and report the change, unless the ledger already contains an equal record."""
     if new_record == update.record(offer.uuid):
         return
     update.write_record(offer.uuid, offer.server, new_record)
-    type, what = event
     update.add_event(
-        type,
-        f"{offer.server}: {what}",
+        event_type,
+        f"{offer.server}: {change}",
         evidence=evidence,
         plan=offer.plan,
         server=offer.server,
         uuid=offer.uuid,
         image=offer.image,
     )
-
-
-_MAX_AHEAD: Final = timedelta(seconds=30)  # how far an endpoint's clock may be ahead
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
@@ -445,15 +448,21 @@ def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
     return min(seen_at, at) if seen_at - at <= _MAX_AHEAD else at - FETCH_GRACE
 
 
+def _build_evidence(update: LedgerUpdate, observation: Observation) -> StepEvidence:
+    return StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
+
+
 def record_install_step(update: LedgerUpdate, offer: Offer, observation: Observation) -> None:
     """Record that an installation's boot was served, or that the installation started or failed."""
     if (record := update.usable_record(offer.uuid)) is None:
         return
-    seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
+    seen = _build_evidence(update, observation)
     if observation.is_failure:
         new_record = apply_reported_failure(offer, record, Failure(seen.at, seen.client, observation.log or ""))
+    elif observation.is_from_system:
+        new_record = apply_start(offer, record, seen)
     else:
-        new_record = (apply_start if observation.is_from_system else apply_boot_served)(offer, record, seen)
+        new_record = apply_boot_served(offer, record, seen)
     _write_step(update, offer, new_record, seen)
 
 
@@ -461,8 +470,7 @@ def record_disk_boot(update: LedgerUpdate, offer: Offer, observation: Observatio
     """Record that a machine fetched a disk boot after an installation was served."""
     if (record := update.usable_record(offer.uuid)) is None or is_outdated(offer, record):
         return
-    seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
-    update.write_record(offer.uuid, offer.server, apply_disk_boot(record, seen))
+    update.write_record(offer.uuid, offer.server, apply_disk_boot(record, _build_evidence(update, observation)))
 
 
 def record_intent(update: LedgerUpdate, offer: Offer, observation: Observation, *, is_early: bool) -> None:
@@ -473,7 +481,7 @@ def record_intent(update: LedgerUpdate, offer: Offer, observation: Observation, 
     record, intent = update.usable_record(offer.uuid), observation.intent
     if record is None or intent is None:
         return
-    seen = StepEvidence(_adjust_to_local_clock(observation.at, update.at), observation.path, observation.client)
+    seen = _build_evidence(update, observation)
     if observation.outcome is Outcome.WITHHELD:
         new_record = apply_withheld_boot(offer, record, intent, seen, is_early=is_early)
     else:
@@ -482,8 +490,8 @@ def record_intent(update: LedgerUpdate, offer: Offer, observation: Observation, 
 
 
 def record_boot_served(update: LedgerUpdate, offer: Offer) -> None:
+    """Drop the intents to serve a boot, because the boot was certainly served."""
     if (record := update.record(offer.uuid)) is not None:
-        # The boot was certainly served, so other intents to serve it no longer matter.
         others = tuple(each for each in record.unknown_serves if each.key != offer.key)
         update.write_record(offer.uuid, offer.server, replace(record, unknown_serves=others))
 
@@ -501,17 +509,27 @@ def record_boot_consumed(update: LedgerUpdate, offer: Offer) -> None:
 
 
 def _write_step(update: LedgerUpdate, offer: Offer, new_record: Record, seen: StepEvidence) -> None:
-    if new_record is not update.record(offer.uuid):
-        update.write_record(offer.uuid, offer.server, new_record)
-        attempt = new_record.attempts[-1]
-        step, which = attempt.step, f"attempt {attempt.number} at {attempt.key}"
-        if step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
-            which = f"boot {len(attempt.boots)} of {which}"
-        what = f"{'was served' if step is InstallStep.ATTEMPTED else 'started'}: {seen}"
-        if is_failed := attempt.failed is not None:
-            what = f"failed: {attempt.failed}"
-        message = f"{offer.server}: {which} {what}"
-        update.add_event(str(step), message, warning=is_failed, server=offer.server, **make_attempt_fields(attempt))
+    """Write a record whose last attempt made a step, and report the step. An unchanged record is not written."""
+    if new_record is update.record(offer.uuid):
+        return
+    update.write_record(offer.uuid, offer.server, new_record)
+    attempt = new_record.attempts[-1]
+    subject = f"attempt {attempt.number} at {attempt.key}"
+    if attempt.step is InstallStep.ATTEMPTED and len(attempt.boots) > 1:
+        subject = f"boot {len(attempt.boots)} of {subject}"
+    if attempt.failed is not None:
+        step = f"failed: {attempt.failed}"
+    elif attempt.step is InstallStep.ATTEMPTED:
+        step = f"was served: {seen}"
+    else:
+        step = f"started: {seen}"
+    update.add_event(
+        str(attempt.step),
+        f"{offer.server}: {subject} {step}",
+        warning=attempt.failed is not None,
+        server=offer.server,
+        **make_attempt_fields(attempt),
+    )
 
 
 def complete_installation(update: LedgerUpdate, offer: Offer, evidence: str) -> None:
@@ -569,27 +587,25 @@ def set_records(update: LedgerUpdate, records: Iterable[tuple[SystemUuid, str, R
     number = update.next_decision_number()
     for uuid, server, record in records:
         known = update.record(uuid)  # known even before the first commit is read
-        later = {  # a record that an operator sets does not undo a later run
+        known_runs = known.runs if known is not None else {}
+        later_runs = {  # a record that an operator sets does not undo a later run
             name: run
-            for name, run in (known.runs.items() if known is not None else ())
+            for name, run in known_runs.items()
             if name not in record.runs or run.run >= record.runs[name].run
         }
         unknown_serves = (
             *(each for each in record.unknown_serves if not is_maintenance_key(each.key)),
             *_select_maintenance_serves(known if known is not None else record),
         )
-        update.write_record(
-            uuid,
-            server,
-            replace(
-                record,
-                runs={**record.runs, **later},
-                offered=number,
-                answered=0,
-                taken_back=0,
-                unknown_serves=unknown_serves,
-            ),
+        new_record = replace(
+            record,
+            runs={**record.runs, **later_runs},
+            offered=number,
+            answered=0,
+            taken_back=0,
+            unknown_serves=unknown_serves,
         )
+        update.write_record(uuid, server, new_record)
 
 
 def _select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
@@ -619,22 +635,23 @@ def find_lowered_servers(base: Commit, commit: Commit) -> dict[SystemUuid, str]:
 
 
 def list_servers_to_install(snapshot: LedgerSnapshot, decisions: Decisions) -> tuple[str, ...]:
+    """Return the servers that their policies install now. The result is empty while the ledger is unverified."""
     if not snapshot.is_trusted:
         return ()
     return tuple(
-        each.server
-        for each in decisions.servers.values()
-        if each.policy is not None
-        and each.policy.boot is not None
-        and each.policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-        and not is_provisioned(each.policy, snapshot.records.get(each.uuid, Record()))
+        decision.server
+        for decision in decisions.servers.values()
+        if decision.policy is not None
+        and decision.policy.boot is not None
+        and decision.policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
+        and not is_provisioned(decision.policy, snapshot.records.get(decision.uuid, Record()))
     )
 
 
 def find_new_or_reinstalled(snapshot: LedgerSnapshot, decisions: Iterable[Decision]) -> Iterator[Decision]:
     """Yield the servers in an instance's first commit that are new to the ledger or would be installed again."""
-    for each in decisions:
-        record, policy = snapshot.records.get(each.uuid), each.policy
+    for decision in decisions:
+        record, policy = snapshot.records.get(decision.uuid), decision.policy
         is_reinstalled = (
             record is not None
             and record.provision is not None
@@ -644,8 +661,8 @@ def find_new_or_reinstalled(snapshot: LedgerSnapshot, decisions: Iterable[Decisi
             and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
             and not is_provisioned(policy, record)
         )
-        if is_reinstalled or each.uuid not in snapshot.accepted_machines:
-            yield each
+        if is_reinstalled or decision.uuid not in snapshot.accepted_machines:
+            yield decision
 
 
 def find_inheritances(
@@ -661,22 +678,23 @@ def find_inheritances(
     is sorted.
     """
     local_gains = [each for each in gains if each.server in commit.decisions.servers]  # without servers at other sites
-    marks = {each.identity for each in local_gains}
-    owners: dict[tuple[str, str], list[LostIdentity]] = {}
-    for each in lost_identities if marks else ():
-        if each.key in marks:
-            owners.setdefault(each.key, []).append(each)
-    found = set()
+    gained = {gain.identity for gain in local_gains}
+    if not gained:
+        return ()
+    lost_by_identity: dict[tuple[str, str], list[LostIdentity]] = {}
+    for lost in lost_identities:
+        if lost.key in gained:
+            lost_by_identity.setdefault(lost.key, []).append(lost)
+    inheritances = set()
     for gain in local_gains:
-        for owner in owners.get(gain.identity, ()):
-            if owner.uuid not in (gain.uuid, gain.replaces) and (
-                owner.netboots or _may_be_installed(owner.uuid, snapshot, introduced)
+        for lost in lost_by_identity.get(gain.identity, ()):
+            if lost.uuid not in (gain.uuid, gain.replaces) and (
+                lost.netboots or _may_be_installed(lost.uuid, snapshot, introduced)
             ):
-                before = snapshot.machines.get(owner.uuid)
-                found.add(
-                    Inheritance(gain.server, gain.kind, gain.value, owner.uuid, before.name if before else owner.uuid)
-                )
-    return tuple(sorted(found))
+                owner = snapshot.machines.get(lost.uuid)
+                owner_name = owner.name if owner is not None else lost.uuid
+                inheritances.add(Inheritance(gain.server, gain.kind, gain.value, lost.uuid, owner_name))
+    return tuple(sorted(inheritances))
 
 
 def _may_be_installed(uuid: SystemUuid, snapshot: LedgerSnapshot, introduced: Mapping[SystemUuid, int]) -> bool:
@@ -704,10 +722,11 @@ def compare_identities_without_base(
         lost.update(find_lost_machine_identities(machine, commit.machines.get(uuid)))
     if not lost:
         return (), frozenset()
-    marks, gains = {each.key for each in lost}, list[GainedIdentity]()
+    lost_keys = {identity.key for identity in lost}
+    gains = list[GainedIdentity]()
     for uuid in commit.machines:
         if (described := describe_server(commit, uuid)) is not None:
-            gains += (each for each in find_gained_identities(None, described, ()) if each.identity in marks)
+            gains += (gain for gain in find_gained_identities(None, described, ()) if gain.identity in lost_keys)
     return tuple(gains), frozenset(lost)
 
 
@@ -747,9 +766,9 @@ def is_unobservable(
         and not is_provisioned(policy, record)
         and not can_observe(policy.boot, policy.override, evidence)
     ) or any(
-        each.boot is not None
-        and each.network_boot is NetworkBoot.ONCE
-        and not is_current_run_consumed(each, record)
-        and not can_observe(each.boot, each.override, Evidence.FETCHED)
-        for each in decision.maintenances
+        maintenance.boot is not None
+        and maintenance.network_boot is NetworkBoot.ONCE
+        and not is_current_run_consumed(maintenance, record)
+        and not can_observe(maintenance.boot, maintenance.override, Evidence.FETCHED)
+        for maintenance in decision.maintenances
     )
