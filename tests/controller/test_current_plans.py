@@ -71,7 +71,7 @@ def test_a_commit_names_the_servers_that_it_changes(case: str, then: list[str], 
 def make_knowledge(commit: Commit) -> LedgerSnapshot:
     empty, everyone = LedgerSnapshot(facts=Facts(identity="mine")), tuple(commit.decisions.servers)
     said = Request(1, NOON, "ada", BEGIN, {"how": "adopt"})
-    return apply_batch(empty, Batch(requests=(said,), commit=commit, changed=everyone), NOON).snapshot
+    return apply_batch(empty, Batch(requests=(said,), commit=commit, changed_servers=everyone), NOON).snapshot
 
 
 def test_an_unchanged_server_keeps_its_plan() -> None:
@@ -204,7 +204,7 @@ def test_the_end_of_a_stop_releases_each_server_that_gitboot_then_boots_from_the
     )
     said = Request(1, NOON, "ada", BEGIN, {"how": "fresh"})
     snapshot = apply_batch(
-        LedgerSnapshot(facts=Facts(identity="mine")), Batch(requests=(said,), commit=commit, changed=NAMES[:2]), NOON
+        LedgerSnapshot(facts=Facts(identity="mine")), Batch(requests=(said,), commit=commit, changed_servers=NAMES[:2]), NOON
     ).snapshot
     if "missing" in case:
         (boot,) = commit.decisions.servers["web01"].boots

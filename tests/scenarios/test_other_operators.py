@@ -327,7 +327,7 @@ class Lifetime:
         servers = commit.decisions.servers
         came = {each.uuid: each.provision for each in servers.values()}  # by the first of these commits
         self.learn(
-            Batch(commit=commit, changed=tuple(servers), attempt=Attempt(steps=CommitJudgement(introduced=came)))
+            Batch(commit=commit, changed_servers=tuple(servers), attempt=Attempt(steps=CommitJudgement(introduced=came)))
         )
         return servers["web01"]
 
@@ -365,7 +365,7 @@ class Lifetime:
         assert offer is not None
         observation = Observation(server="web01", path="", digest=offer.plan, client="10.0.0.7", at=self.now)
         fetch = Fetch(observation=observation, offer=offer, was_recorded=False)
-        self.learn(Batch(commit=self.commit(), changed=("web01",), fetches=(fetch,)))
+        self.learn(Batch(commit=self.commit(), changed_servers=("web01",), fetches=(fetch,)))
         self.now += timedelta(hours=1)
 
     def start_maintenance(self) -> None:

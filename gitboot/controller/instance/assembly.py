@@ -704,7 +704,7 @@ def open_offline(
         keys = state_directory.token_keys(directory, at, was_keyless=False) if has_keys else NO_KEYS
         before = _read_offline_ledger(store)
         commit = whole.select_site(before.facts.site or None)
-        learnt = apply_batch(before, Batch(commit=commit, changed=tuple(commit.decisions.servers)), at).snapshot
+        learnt = apply_batch(before, Batch(commit=commit, changed_servers=tuple(commit.decisions.servers)), at).snapshot
         own_spool = directory / state_directory.SPOOL
         spool = Path(learnt.facts.spool) if learnt.facts.spool is not None else own_spool
         yield OfflineInstance(
@@ -727,7 +727,7 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
     batch = Batch(
         requests=instance_tables.read_requests(store),
         commit=commit,
-        changed=tuple(commit.decisions.servers) if commit else (),
+        changed_servers=tuple(commit.decisions.servers) if commit else (),
         held=held,
     )
     write_updates(store, [apply_batch(_read_offline_ledger(store), batch, at).update])
@@ -743,7 +743,7 @@ def simulate_initialisation(instance: OfflineInstance, facts: Mapping[str, Any],
         Batch(
             requests=(instance_tables.Request(0, at, "", BEGIN, facts),),
             commit=instance.commit,
-            changed=tuple(instance.commit.decisions.servers),
+            changed_servers=tuple(instance.commit.decisions.servers),
         ),
         at,
     )

@@ -55,6 +55,15 @@ from gitboot.resolve.server_decision import Boot, Decision, WithheldBoot, replac
 from gitboot.resolve.server_plan import WAITING_CAUSES, BootPlan, Offer, Phase
 from gitboot.review.reinstalls import DescribedServer, find_withheld_boots, list_install_identities
 
+DISK_BOOT: Final = "disk"  # the key of offers for booting the disk after an installation was served
+# Maximum number of intents without an outcome per server, because clients can send any number of requests. Beyond this
+# number, the record keeps one intent for each boot.
+_MAX_OPEN: Final = 32
+_OTHER_INTENTS: Final = "more"  # stands for all additional intents, whose outcomes are ignored
+_MAX_EARLY: Final = 32  # withheld intents per server that were not read from the log yet; most never appear
+# In these states, the override was not consumed and is not set.
+_PROVEN_UNUSED: Final = (OverrideState.CLEARED, OverrideState.UNSENT)
+
 
 def boot_identifies_machine(boot: Boot) -> bool:
     """Return whether a machine that boots this image fetches a file that identifies the machine."""
@@ -74,12 +83,12 @@ def find_earlier_overrides(overrides: Iterable[OverrideRecord], key: str, record
     gitboot set them before a commit changed `networkBoot` or lowered the provision number.
     """
     return [
-        each
-        for each in overrides
-        if not each.state.is_unused
-        and each.reason != key
-        and (satisfies_key(each.reason, key) or has_other_mode(each.reason, key, record))
-        and may_have_booted(each.reason, each.at, record)
+        override
+        for override in overrides
+        if not override.state.is_unused
+        and override.reason != key
+        and (satisfies_key(override.reason, key) or has_other_mode(override.reason, key, record))
+        and may_have_booted(override.reason, override.at, record)
     ]
 
 
@@ -99,15 +108,12 @@ def list_offers(state: ServerState) -> Iterator[Offer]:
         yield structs.replace(report, plan=common, attempt=0)
 
 
-DISK_BOOT: Final = "disk"  # the key of offers for booting the disk after an installation was served
-
-
 def _list_disk_boot_offers(state: ServerState) -> Iterator[Offer]:
     """Yield the offers for booting from the disk, if an installation was served but its completion was not reported."""
     instants = (state.at, *(since for since, _ in state.later))
     decision, record = state.decision, state.record
     tokens = {disk_boot_token(decision.uuid, install_progress(record, instant)) for instant in instants}
-    for token in sorted(each for each in tokens if each is not None):
+    for token in sorted(token for token in tokens if token is not None):
         yield Offer(
             plan=token,
             server=decision.server,
@@ -149,7 +155,11 @@ def find_report_offer(decision: Decision, record: Record | None) -> Offer | None
     if token is None or record is None or policy is None or policy.boot is None:
         return None
     key = provision_key(policy, record)
-    due, last = next_attempt_and_boot(policy, record), last_attempt(record, key)
+    number = 1
+    if (due := next_attempt_and_boot(policy, record)) is not None:
+        number, _ = due
+    elif (last := last_attempt(record, key)) is not None:
+        number = last.number
     return Offer(
         plan=token,
         server=decision.server,
@@ -158,7 +168,7 @@ def find_report_offer(decision: Decision, record: Record | None) -> Offer | None
         phase=Phase.NETWORK,
         key=key,
         base=key,
-        attempt=due[0] if due is not None else last.number if last is not None else 1,
+        attempt=number,
         boots=policy.boot.boots,
         shows_start=policy.boot.proves_start,
         policy=policy.policy,
@@ -180,14 +190,13 @@ def build_offer(decision: Decision, plan: BootPlan, record: Record | None) -> Of
     policy = decision.policy
     boot = policy.boot if policy is not None and plan.cause in WAITING_CAUSES else plan.boot
     maintenance = next((each for each in decision.maintenances if each.name == plan.maintenance), None)
-    key = plan.key or (
-        f"maintenance/{maintenance.name}/{maintenance.run}"
-        if maintenance is not None and plan.is_fetch_evidence
-        else None
-    )
+    key = plan.key
+    if key is None and maintenance is not None and plan.is_fetch_evidence:
+        key = f"maintenance/{maintenance.name}/{maintenance.run}"
     if key is None or boot is None:
         return None
-    base, attempt, boot_number, shows_start = None, 1, 1, boot.proves_start
+    base, shows_start = None, boot.proves_start
+    attempt = boot_number = 1
     if policy is not None and policy.boot is not None and record is not None and plan.phase is not Phase.MAINTENANCE:
         base, shows_start = provision_key(policy, record), policy.boot.proves_start
         attempt, boot_number = parse_attempt_and_boot(base, key)
@@ -247,9 +256,9 @@ def apply_run_boot(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Re
     new_record = add_consumed_run(
         record, offer.maintenance, run, once=offer.once, overwrites_disk=offer.writes_disk and not precedes_install
     )
-    return (
-        new_record if new_record != record else record
-    ), f"booted run {offer.run} of Maintenance/{offer.maintenance}"
+    if new_record == record:
+        new_record = record
+    return new_record, f"booted run {offer.run} of Maintenance/{offer.maintenance}"
 
 
 def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[Record, str]:
@@ -257,10 +266,11 @@ def apply_run_start(offer: Offer, record: Record, seen: StepEvidence) -> tuple[R
 
     An up-to-date record is returned unchanged. Only a fetch for the last run of the maintenance counts.
     """
-    run = record.runs.get(offer.maintenance or "")
+    name = offer.maintenance or ""
+    run = record.runs.get(name)
     if run is None or run.run != offer.run or run.started is not None:
         return record, ""
-    runs = {**record.runs, offer.maintenance or "": run._replace(started=seen)}
+    runs = {**record.runs, name: run._replace(started=seen)}
     return replace(record, runs=runs), f"started run {offer.run} of Maintenance/{offer.maintenance}: {seen}"
 
 
@@ -275,6 +285,7 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
     number = offer.provision
     if last is not None:  # a commit may have lowered the number since
         number = max(number, parse_provision(last.key) or 0)
+    has_grace = evidence == "Fetched" and not (last is not None and last.is_running)
     new_record = replace(
         record,
         provision=max(number, record.provision or 0),
@@ -284,9 +295,7 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
         decision=offer.decision,
         evidence=evidence,
         provisioned_at=provisioned_at,
-        grace_until=provisioned_at + FETCH_GRACE
-        if evidence == "Fetched" and not (last is not None and last.is_running)
-        else None,
+        grace_until=provisioned_at + FETCH_GRACE if has_grace else None,
         answered=max(offer.number, record.answered),
         consumed_at=None,
         consumed_key=None,
@@ -295,13 +304,6 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
     )
     suffix = ", according to its fetches" if evidence == "Fetched" else ""
     return new_record, f"installed provision {number} with BootImage/{offer.image}{suffix}"
-
-
-# Maximum number of intents without an outcome per server, because clients can send any number of requests. Beyond this
-# number, the record keeps one intent for each boot.
-_MAX_OPEN: Final = 32
-_OTHER_INTENTS: Final = "more"  # stands for all additional intents, whose outcomes are ignored
-_MAX_EARLY: Final = 32  # withheld intents per server that were not read from the log yet; most never appear
 
 
 def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
@@ -315,16 +317,11 @@ def apply_open_intent(offer: Offer, record: Record, intent: str, seen: StepEvide
         return _apply_withheld_intent(offer, record, intent, seen)
     if known is not None or is_outdated(offer, record) or _is_boot_consumed(offer, record):
         return record
-    count = sum(not each.is_withheld for each in record.unknown_serves)
+    count = sum(not serve.is_withheld for serve in record.unknown_serves)
     if count >= _MAX_OPEN and record.find_unknown_serve(offer.key) is not None:
         return record
-    return replace(
-        record,
-        unknown_serves=(
-            *record.unknown_serves,
-            UnknownServe(intent if count < _MAX_OPEN - 1 else _OTHER_INTENTS, offer.key, seen),
-        ),
-    )
+    new_serve = UnknownServe(intent if count < _MAX_OPEN - 1 else _OTHER_INTENTS, offer.key, seen)
+    return replace(record, unknown_serves=(*record.unknown_serves, new_serve))
 
 
 def apply_withheld_boot(offer: Offer, record: Record, intent: str, seen: StepEvidence, *, is_early: bool) -> Record:
@@ -339,9 +336,10 @@ def apply_withheld_boot(offer: Offer, record: Record, intent: str, seen: StepEvi
         return record
     if not is_early:
         return _apply_withheld_intent(offer, record, intent, seen)
-    early = [each for each in record.unknown_serves if each.is_withheld and each.intent][1 - _MAX_EARLY :]
-    others = (each for each in record.unknown_serves if not each.is_withheld or not each.intent)
-    return replace(record, unknown_serves=(*others, *early, UnknownServe(intent, offer.key, seen, is_withheld=True)))
+    early = [serve for serve in record.unknown_serves if serve.is_withheld and serve.intent]
+    others = [serve for serve in record.unknown_serves if not serve.is_withheld or not serve.intent]
+    early = [*early, UnknownServe(intent, offer.key, seen, is_withheld=True)][-_MAX_EARLY:]
+    return replace(record, unknown_serves=(*others, *early))
 
 
 def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: StepEvidence) -> Record:
@@ -349,11 +347,12 @@ def _apply_withheld_intent(offer: Offer, record: Record, intent: str, seen: Step
 
     The newest withheld request stays in the record, without an intent id.
     """
-    others = tuple(each for each in record.unknown_serves if each.intent != intent)
-    newest = next((each for each in others if not each.intent), None)
+    serves = tuple(serve for serve in record.unknown_serves if serve.intent != intent)
+    newest = next((serve for serve in serves if not serve.intent), None)
     if newest is None or newest.seen.at < seen.at:
-        others = (*(each for each in others if each.intent), UnknownServe("", offer.key, seen, is_withheld=True))
-    return replace(record, unknown_serves=others) if others != record.unknown_serves else record
+        open_serves = [serve for serve in serves if serve.intent]
+        serves = (*open_serves, UnknownServe("", offer.key, seen, is_withheld=True))
+    return replace(record, unknown_serves=serves) if serves != record.unknown_serves else record
 
 
 def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Record:
@@ -364,9 +363,8 @@ def apply_boot_served(offer: Offer, record: Record, seen: StepEvidence) -> Recor
     if last is not None and last.number == offer.attempt:
         return _replace_attempt(offer, record, structs.replace(last, image=offer.image, boots=(*last.boots, seen)))
     key = _find_attempt_key(offer, record)
-    return _replace_attempt(
-        offer, record, InstallAttempt(key=key, image=offer.image, number=offer.attempt, boots=(seen,))
-    )
+    attempt = InstallAttempt(key=key, image=offer.image, number=offer.attempt, boots=(seen,))
+    return _replace_attempt(offer, record, attempt)
 
 
 def apply_start(offer: Offer, record: Record, seen: StepEvidence) -> Record:
@@ -426,17 +424,17 @@ def apply_foreign_fetch(record: Record, seen: StepEvidence) -> Record:
     """
     if not record.attempts:
         return record
-    *before, last = record.attempts
+    earlier, last = record.attempts[:-1], record.attempts[-1]
     if last.is_running and last.started is not None and not _is_same_request(last.started, seen):
         return record
     boots = last.boots[:-1] if _is_same_request(last.boots[-1], seen) else last.boots
+    if not boots:
+        return replace(record, attempts=earlier)
     started = None if last.started is not None and _is_same_request(last.started, seen) else last.started
-    now = (
-        [structs.replace(last, boots=boots, started=started, started_boot=last.started_boot if started else 0)]
-        if boots
-        else []
+    last = structs.replace(
+        last, boots=boots, started=started, started_boot=last.started_boot if started is not None else 0
     )
-    return replace(record, attempts=(*before, *now))
+    return replace(record, attempts=(*earlier, last))
 
 
 def _is_same_request(first: StepEvidence, second: StepEvidence) -> bool:
@@ -456,6 +454,7 @@ def _find_attempt_key(offer: Offer, record: Record) -> str:
 
 
 def find_last_attempt(offer: Offer, record: Record) -> InstallAttempt | None:
+    """Return the record's last attempt of the installation that an offer belongs to."""
     return last_attempt(record, _find_attempt_key(offer, record))
 
 
@@ -464,6 +463,7 @@ def _boot_position(attempt: InstallAttempt) -> tuple[int, int]:
 
 
 def _is_boot_consumed(offer: Offer, record: Record) -> bool:
+    """Return whether the boot in an offer has already been served."""
     if offer.maintenance is not None and offer.run is not None:
         return is_run_consumed(record.runs.get(offer.maintenance), offer.run, offer.start)
     last = find_last_attempt(offer, record)
@@ -484,9 +484,9 @@ def _replace_attempt(offer: Offer, record: Record, attempt: InstallAttempt) -> R
 
     Attempts for other keys are dropped, and so is an override that was consumed before for another key.
     """
-    others = [each for each in record.attempts if each.key == attempt.key and each.number != attempt.number]
-    is_first = all(each.key != attempt.key for each in record.attempts)
-    if is_first and not f"{record.consumed_key or attempt.key}/".startswith(f"{attempt.key}/"):
+    same_key = [each for each in record.attempts if each.key == attempt.key]
+    others = [each for each in same_key if each.number != attempt.number]
+    if not same_key and not f"{record.consumed_key or attempt.key}/".startswith(f"{attempt.key}/"):
         record = replace(record, consumed_at=None, consumed_key=None)
     return replace(
         record,
@@ -501,15 +501,16 @@ def find_newly_withheld(accepted: Commit, newer: Sequence[Commit], newest: Revis
 
     ``newer`` are the later valid commits, oldest first. ``newest`` is the last commit that was evaluated.
     """
-    found: dict[SystemUuid, list[WithheldBoot]] = {}
+    missing: dict[SystemUuid, list[WithheldBoot]] = {}
     names, before = set[str](), accepted
     for commit in newer:
         names |= find_changed_servers(before, commit)
         before = commit
         find_owners = cache(partial(_find_identity_owners, commit, frozenset(names)))
         for machine in accepted.select_machines(names & accepted.decisions.servers.keys()):
-            found.setdefault(machine.uuid, []).extend(_list_missing_boots(accepted, commit, machine.uuid, find_owners))
-    servers = {uuid: tuple(boots) for uuid, boots in sorted(found.items()) if boots}
+            boots = _list_missing_boots(accepted, commit, machine.uuid, find_owners)
+            missing.setdefault(machine.uuid, []).extend(boots)
+    servers = {uuid: tuple(boots) for uuid, boots in sorted(missing.items()) if boots}
     return WithheldBoots(newest, servers) if servers else None
 
 
@@ -525,7 +526,9 @@ def _find_identity_owners(commit: Commit, names: Collection[str]) -> dict[Identi
 
 def _list_bmc_keys(machine: Machine) -> Iterator[IdentityKey]:
     """Yield the address of a machine's BMC as an identity, because an override there makes the machine boot."""
-    yield from (each for each in machine.list_keys() if each[0] == "BMC")
+    for kind, value in machine.list_keys():
+        if kind == "BMC":
+            yield kind, value
 
 
 def _list_missing_boots(
@@ -551,10 +554,11 @@ def _list_missing_boots(
     lost = used - {*other.list_lookups(), *_list_bmc_keys(other.machine)}
     if not lost:
         return boots
-    all_boots, owners = find_withheld_boots(offered.decision, None, newer.revision), find_owners()
-    if any(each != uuid for identity in lost for each in owners.get(identity, ())):
+    all_boots = find_withheld_boots(offered.decision, None, newer.revision)
+    owners = find_owners()
+    if any(owner != uuid for identity in lost for owner in owners.get(identity, ())):
         return all_boots
-    return *boots, *(each._replace(takes_image_back=False) for each in all_boots)
+    return *boots, *(boot._replace(takes_image_back=False) for boot in all_boots)
 
 
 def describe_server(commit: Commit, uuid: SystemUuid) -> DescribedServer | None:
@@ -586,10 +590,10 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
         return accepted
     servers = accepted.decisions.servers
     local_boots = {uuid: boots for uuid, boots in withheld.servers.items() if uuid in accepted.machines}
-    changed = {
-        (name := accepted.machines[uuid].name): replace(servers[name], withheld=boots)
-        for uuid, boots in local_boots.items()
-    }
+    changed = {}
+    for uuid, boots in local_boots.items():
+        name = accepted.machines[uuid].name
+        changed[name] = replace(servers[name], withheld=boots)
     return replace(
         accepted,
         decisions=structs.replace(accepted.decisions, servers=merge_changes(servers, changed)),
@@ -609,17 +613,14 @@ def list_already_installed(
         return ()
     decisions = commit.decisions.servers  # the commit has no decisions for servers at other sites
     return tuple(
-        each.uuid
-        for each in map(decisions.get, names)
-        if each is not None and _needs_no_install(_find_decision(base, each.uuid), each, snapshot)
+        decision.uuid
+        for decision in map(decisions.get, names)
+        if decision is not None and _needs_no_install(_find_decision(base, decision.uuid), decision, snapshot)
     )
 
 
-# In these states, the override was not consumed and is not set.
-_PROVEN_UNUSED: Final = (OverrideState.CLEARED, OverrideState.UNSENT)
-
-
 def _needs_no_install(old: Decision | None, new: Decision, snapshot: LedgerSnapshot) -> bool:
+    """Return whether the records show that a server is installed as ``new`` requires, and do not show the old boot."""
     record, policy = snapshot.record(new.uuid), new.policy
     if (
         old is None
@@ -631,14 +632,16 @@ def _needs_no_install(old: Decision | None, new: Decision, snapshot: LedgerSnaps
         or unfinished_later_attempt(record) is not None
         or record.consumed_key is not None
         or new.uuid in snapshot.pending
-        or any(not each.is_withheld for each in record.unknown_serves)
+        or any(not serve.is_withheld for serve in record.unknown_serves)
     ):
         return False
     if old.policy is None:
         return True
     key = provision_key(old.policy, record)
-    overrides = (each for each in snapshot.list_overrides(new.uuid) if each.state not in _PROVEN_UNUSED)
-    return not any(each.reason == key or each.reason.startswith(f"{key}/") for each in overrides)
+    return not any(
+        override.state not in _PROVEN_UNUSED and (override.reason == key or override.reason.startswith(f"{key}/"))
+        for override in snapshot.list_overrides(new.uuid)
+    )
 
 
 def may_have_unread_fetch(
@@ -656,7 +659,7 @@ def may_have_unread_fetch(
         is_done = record is not None and policy is not None and is_provisioned(policy, record)
         is_pending = not is_done or policy is None or policy.network_boot is NetworkBoot.ALWAYS
         boots = _list_missing_boots(accepted, commit, uuid, dict)
-        if any(is_pending or each.maintenance is not None for each in boots):
+        if any(is_pending or boot.maintenance is not None for boot in boots):
             return True
     return False
 
@@ -671,10 +674,10 @@ def collect_rollbacks(snapshot: LedgerSnapshot, servers: Sequence[SystemUuid], n
 
     For the machines in ``servers``, this decision number is ``number``.
     """
-    # An earlier entry stays unless newer evidence or an operator has decided about the machine since.
-    taken_back = {
-        uuid: before
-        for uuid, before in snapshot.facts.rolled_back.items()
-        if (record := snapshot.records.get(uuid)) is not None and max(record.offered, record.answered) <= before
-    }
-    return {**taken_back, **dict.fromkeys(servers, number)}
+    rolled_back = {}
+    for uuid, earlier_number in snapshot.facts.rolled_back.items():
+        record = snapshot.records.get(uuid)
+        # An earlier entry stays unless newer evidence or an operator has decided about the machine since.
+        if record is not None and max(record.offered, record.answered) <= earlier_number:
+            rolled_back[uuid] = earlier_number
+    return {**rolled_back, **dict.fromkeys(servers, number)}

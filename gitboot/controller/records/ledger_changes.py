@@ -33,6 +33,8 @@ from gitboot.status.conditions import Event
 from gitboot.status.instance_status import HeldCommit
 from gitboot.system_clock import ClockState, Uptime
 
+RETENTION: Final = timedelta(days=90)  # how long offers and fetches are kept in the ledger
+
 
 class Batch(Struct, frozen=True, kw_only=True):
     """The inputs of one reconcile: everything that arrived since the previous batch."""
@@ -57,7 +59,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     is_newest_accepted: bool = False  # whether the newest commit is accepted
     is_caught_up: bool = False  # whether the newest commit is accepted after a gap, and the last fetch succeeded
     commit: Commit | None = None  # the accepted commit, if this instance may act for it
-    changed: Collection[str] = ()  # servers that changed in the commit; at first, all servers
+    changed_servers: Collection[str] = ()  # servers that changed in the commit; at first, all servers
     removed_machines: Collection[SystemUuid] | None = None  # machines that the commit removed; None: unknown
     installing: Collection[str] = ()  # at least all unchanged servers that are being installed
     sightings: Mapping[BootFile, Sighting] | None = None  # results for all checked artifacts; None: unchanged
@@ -81,11 +83,15 @@ class BatchResult(Struct, frozen=True, kw_only=True):
 
     snapshot: LedgerSnapshot
     update: LedgerUpdate
-    changed: frozenset[SystemUuid]  # machines with a changed record, override, power record or pending fetch
+    changed_machines: frozenset[SystemUuid]  # machines with a changed record, override, power record or pending fetch
 
 
 def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchResult:
-    """Apply a batch, and return the new `LedgerSnapshot` with the changes. The caller must store the changes."""
+    """Apply a batch, and return the new `LedgerSnapshot` with the changes. The caller must store the changes.
+
+    The order matters: requests may replace records that BMC tasks wrote before, and an accepted commit is applied to
+    the records that operators chose.
+    """
     update = LedgerUpdate(snapshot, at)
     _apply_task_records(update, batch)
     if batch.clock_state is not None:
@@ -93,10 +99,8 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
     if batch.stoppage is not None:
         operator_requests.apply_stoppage(update, batch.stoppage)
     operator_requests.carry_out_requests(update, batch.requests, batch.commit, batch.held)
-    if batch.is_caught_up and update.facts.gap:
-        update.set_facts(gap=False)
     update.events += batch.events
-    _apply_attempt(update, batch.attempt, is_newest_accepted=batch.is_newest_accepted)
+    _apply_attempt(update, batch)
     if batch.sightings is not None:
         _apply_sightings(update, batch.sightings)
     if batch.commit is not None:
@@ -104,7 +108,7 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
         _apply_clearances(update, batch.clearances)
     if batch.clock_state is not None and not update.is_empty:
         ledger_trust.refresh_heartbeat(update, batch.uptime)
-    return BatchResult(snapshot=update.build_snapshot(), update=update, changed=_find_changed_machines(update))
+    return BatchResult(snapshot=update.build_snapshot(), update=update, changed_machines=_find_changed_machines(update))
 
 
 def _apply_task_records(update: LedgerUpdate, batch: Batch) -> None:
@@ -142,9 +146,6 @@ def _apply_override_clearing(update: LedgerUpdate, clearing: UnrecordedClearing)
     )
 
 
-RETENTION: Final = timedelta(days=90)  # how long offers and fetches are kept in the ledger
-
-
 def _apply_heartbeat(update: LedgerUpdate, batch: Batch, clock_state: ClockState) -> None:
     """Record that the instance is running, and once a day prune old entries."""
     # Count from the last heartbeat, so that a clock that jumps ahead does not make entries old.
@@ -161,15 +162,17 @@ def _apply_heartbeat(update: LedgerUpdate, batch: Batch, clock_state: ClockState
     )
 
 
-def _apply_attempt(update: LedgerUpdate, attempt: Attempt, *, is_newest_accepted: bool) -> None:
+def _apply_attempt(update: LedgerUpdate, batch: Batch) -> None:
     """Record the result of judging the newest commit, and the effects of a newly accepted commit."""
+    attempt, accepted, steps = batch.attempt, batch.attempt.accepted, batch.attempt.steps
+    if batch.is_caught_up and update.facts.gap:
+        update.set_facts(gap=False)
     if attempt.searched is not None:
         update.set_facts(searched=attempt.searched)
     update.used_acknowledgements |= attempt.used_ack_ids
-    accepted, steps = attempt.accepted, attempt.steps
     update.known_pairs |= steps.approved_bmcs
     is_newly_accepted = accepted is not None and accepted.revision != update.facts.accepted
-    if is_newly_accepted or is_newest_accepted:
+    if is_newly_accepted or batch.is_newest_accepted:
         update.void_approvals = tuple(update.before.approvals)  # used, or for a commit that is no longer on the branch
     if accepted is None:
         return
@@ -221,7 +224,7 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
         provisioning.record_new_servers(
             update,
             commit,
-            batch.changed,
+            batch.changed_servers,
             batch.installing,
             batch.attempt.steps.introduced,
             removed=batch.removed_machines,
@@ -236,43 +239,43 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
         evidence.accept_fetches_without_task(update, batch.machines_without_task, commit)
     if batch.fetches:
         evidence.record_fetches(update, batch.fetches, commit)
+    update.spool_offsets = batch.spool_offsets  # stored together with the fetches
     if batch.unoffered_boots:
         provisioning.drop_records_with_unoffered_boots(update, commit, batch.unoffered_boots)
-    if batch.changed or update.new_records:
-        provisioning.extend_maintenance_runs(update, commit, batch.changed)
-        _update_drains(update, commit, batch.changed)
+    if batch.changed_servers or update.new_records:
+        provisioning.extend_maintenance_runs(update, commit, batch.changed_servers)
+        _update_drains(update, commit, batch.changed_servers)
     if update.before.power_records or update.power_records.new:
-        extend_power_records(update, commit, batch.changed)
-    if batch.changed and update.known_pairs:
+        extend_power_records(update, commit, batch.changed_servers)
+    if batch.changed_servers and update.known_pairs:
         _forget_unused_bmcs(update, commit)
-    update.spool_offsets = batch.spool_offsets
-    _update_unobservable(update, commit, batch.changed)
+    _update_unobservable(update, commit, batch.changed_servers)
 
 
 def _update_drains(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:
     """End drains whose windows ended before this commit, and drains for maintenances that the commit removes."""
-    for name in sorted(changed):
-        decision = commit.decisions.servers.get(name)
+    for server in sorted(changed):
+        decision = commit.decisions.servers.get(server)
         record = update.usable_record(decision.uuid) if decision is not None else None
         if decision is None or record is None or not record.clearances:
             continue
-        ends = {each.name: each.end for each in decision.maintenances}
+        ends = {maintenance.name: maintenance.end for maintenance in decision.maintenances}
         clearances = {
-            maintenance: clearance.move_end(ends[maintenance], update.at)
-            for maintenance, clearance in record.clearances.items()
-            if maintenance in ends
+            name: clearance.move_end(ends[name], update.at)
+            for name, clearance in record.clearances.items()
+            if name in ends
         }
         if clearances != record.clearances:
-            update.write_record(decision.uuid, name, replace(record, clearances=clearances))
+            update.write_record(decision.uuid, server, replace(record, clearances=clearances))
 
 
 def _forget_unused_bmcs(update: LedgerUpdate, commit: Commit) -> None:
     """Forget credentials of BMCs that no server and no leftover override uses. A BMC that returns needs an approval."""
     leftover_bmcs = (
-        each.bmc
+        override.bmc
         for uuid in update.before.overrides.keys() | update.overrides.new.keys()
-        for each in update.overrides.list_records(uuid)
-        if each.may_be_left_on_bmc
+        for override in update.overrides.list_records(uuid)
+        if override.may_be_left_on_bmc
     )
     described_bmcs = (machine.bmc for machine in commit.machines.values())
     update.known_pairs &= {get_credential_use(bmc) for bmc in (*described_bmcs, *leftover_bmcs) if bmc is not None}
@@ -284,39 +287,47 @@ def _update_unobservable(update: LedgerUpdate, commit: Commit, changed: Collecti
     The function looks at the servers that changed in the commit, and at machines with a new record. It looks at all
     machines if the instance starts or stops setting overrides.
     """
-    servers, found = commit.decisions.servers, set()
-    kind, observes = commit.decisions.evidence, update.facts.observes
+    required, observes = commit.decisions.evidence, update.facts.observes
     # Whether overrides count as evidence. For some boots, there is no other evidence.
-    sets_overrides = commit.ledger is not None or (observes and kind is not Evidence.PROGRESS)
-    uuids = {machine.uuid for machine in commit.select_machines(changed)} | update.new_records.keys()
-    if not sets_overrides:
-        uuids |= update.overrides.new.keys()
-    if sets_overrides is not update.sets_bmcs:  # for example, the Fleet now names a ledger
-        uuids, update.sets_bmcs = {*commit.machines, *update.unobservable}, sets_overrides
+    sets_overrides = commit.ledger is not None or (observes and required is not Evidence.PROGRESS)
+    uuids = _select_machines_to_observe(update, commit, changed, sets_overrides=sets_overrides)
+    update.sets_bmcs = sets_overrides
+    unobservable = set()
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]
-        is_set = sets_overrides or any(each.state.is_open for each in update.overrides.list_records(uuid))
-        record, decision = update.record(uuid), servers[machine.name]
+        has_override = any(override.state.is_open for override in update.overrides.list_records(uuid))
         if provisioning.is_unobservable(
-            decision, machine, record, kind, observes_fetches=observes, sets_overrides=is_set
+            commit.decisions.servers[machine.name],
+            machine,
+            update.record(uuid),
+            required,
+            observes_fetches=observes,
+            sets_overrides=sets_overrides or has_override,
         ):
-            found.add(uuid)
+            unobservable.add(uuid)
     if uuids:
-        update.unobservable = (update.unobservable - uuids) | found
+        update.unobservable = (update.unobservable - uuids) | unobservable
+
+
+def _select_machines_to_observe(
+    update: LedgerUpdate, commit: Commit, changed: Collection[str], *, sets_overrides: bool
+) -> set[SystemUuid]:
+    """Return the machines for which it may have changed whether the instance could observe the next boot."""
+    if sets_overrides is not update.sets_bmcs:  # for example, the Fleet now names a ledger
+        return {*commit.machines, *update.unobservable}
+    uuids = {machine.uuid for machine in commit.select_machines(changed)} | update.new_records.keys()
+    return uuids if sets_overrides else uuids | update.overrides.new.keys()
 
 
 def _apply_clearances(update: LedgerUpdate, changes: Collection[ClearanceChange]) -> None:
     """Record approvals and drains, so that a restarted instance continues with them."""
-    for each in changes:
-        if (record := update.usable_record(each.uuid)) is None:
+    for change in changes:
+        if (record := update.usable_record(change.uuid)) is None:
             continue
-        kept = {name: clearance for name, clearance in record.clearances.items() if name in each.kept}
-        update.write_record(
-            each.uuid,
-            each.server,
-            replace(record, clearances=dict(sorted({**kept, each.maintenance: each.clearance}.items()))),
-        )
-        update.add_event(each.event, each.message, server=each.server, maintenance=each.maintenance)
+        clearances = {name: clearance for name, clearance in record.clearances.items() if name in change.kept}
+        clearances[change.maintenance] = change.clearance
+        update.write_record(change.uuid, change.server, replace(record, clearances=dict(sorted(clearances.items()))))
+        update.add_event(change.event, change.message, server=change.server, maintenance=change.maintenance)
 
 
 def _find_changed_machines(update: LedgerUpdate) -> frozenset[SystemUuid]:

@@ -133,7 +133,8 @@ class RecordChanges(Generic[R]):
 
     def set_record(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
         """Add or replace a record. ``stored`` means that the record is already in the ledger."""
-        self.new[uuid] = dict(sorted({**self.new.get(uuid, self._before.get(uuid, {})), record.reason: record}.items()))
+        known = self.new.get(uuid, self._before.get(uuid, {}))
+        self.new[uuid] = dict(sorted({**known, record.reason: record}.items()))
         if not stored:
             self.unstored[uuid, record.reason] = record
 
@@ -234,37 +235,41 @@ class LedgerUpdate:
     def add_pending_fetch(self, pending: PendingObservation) -> None:
         """Add or replace an observation that waits for a verdict."""
         uuid = pending.offer.uuid
-        self.new_pending[uuid] = tuple(
-            sorted(
-                (*(each for each in self.list_pending(uuid) if each.id != pending.id), pending),
-                key=lambda each: each.id,
-            )
-        )
+        others = [each for each in self.list_pending(uuid) if each.id != pending.id]
+        self.new_pending[uuid] = tuple(sorted((*others, pending), key=lambda each: each.id))
         self.new_observations[pending.id] = pending
         self.last_observation_id = max(self.last_observation_id, pending.id)
 
     def conclude_pending_fetch(self, pending: PendingObservation, verdict: str) -> None:
+        """Remove an observation that waits for a verdict, and keep the verdict for the ledger."""
         uuid = pending.offer.uuid
         self.new_pending[uuid] = tuple(each for each in self.list_pending(uuid) if each.id != pending.id)
         self.verdicts[pending.id] = verdict
 
     def build_snapshot(self) -> LedgerSnapshot:
+        """Return the snapshot with all changes. Unchanged values stay the same objects."""
         known = self.before
-        records = {} if self.discards_records else known.records
-        new = {uuid: record for uuid, (_, record) in self.new_records.items()}
-        judged = [uuid for uuid, waiting in self.new_pending.items() if not waiting]
+        old_records = {} if self.discards_records else known.records
+        new_records = {uuid: record for uuid, (_, record) in self.new_records.items()}
+        without_pending = [uuid for uuid, pending in self.new_pending.items() if not pending]
         accepted_machines = known.accepted_machines
         if self.machines or self.removed_machines:
             accepted_machines = (accepted_machines | self.machines.keys()) - self.removed_machines
-        fetched = {uuid: each for uuid, each in self.new_secret_fetches.items() if each is not None}
+        new_fetches = {uuid: fetches for uuid, fetches in self.new_secret_fetches.items() if fetches is not None}
         approvals = dict(known.approvals)
-        for each in self.approved:
-            approvals[each.digest] = {**approvals.get(each.digest, {}), **dict.fromkeys(each.guards, each.by)}
+        for approval in self.approved:
+            guards = dict.fromkeys(approval.guards, approval.by)
+            approvals[approval.digest] = {**approvals.get(approval.digest, {}), **guards}
+        used_acknowledgements = known.used_acknowledgements
+        if self.used_acknowledgements:
+            used_acknowledgements |= self.used_acknowledgements
         return structs.replace(
             known,
             facts=self.facts,
             recorded_commit=self.recorded_commit,
-            records=apply_changes(records, new, self.dropped.difference(new).intersection(records)),
+            records=apply_changes(
+                old_records, new_records, self.dropped.difference(new_records).intersection(old_records)
+            ),
             unobservable=self.unobservable,
             sets_bmcs=self.sets_bmcs,
             machines=apply_changes(known.machines, {**self.departed, **self.machines}),
@@ -274,32 +279,28 @@ class LedgerUpdate:
             power_records=self.power_records.merge(),
             pins=apply_changes(known.pins, self.new_pins),
             known_pairs=self.known_pairs,
-            pending=apply_changes(known.pending, self.new_pending, judged),
+            pending=apply_changes(known.pending, self.new_pending, without_pending),
             secret_fetches=apply_changes(
-                known.secret_fetches, fetched, self.new_secret_fetches.keys() - fetched.keys()
+                known.secret_fetches, new_fetches, self.new_secret_fetches.keys() - new_fetches.keys()
             ),
             last_observation_id=self.last_observation_id,
             sightings=self.sightings,
             approvals={digest: guards for digest, guards in approvals.items() if digest not in self.void_approvals},
-            used_acknowledgements=known.used_acknowledgements | self.used_acknowledgements
-            if self.used_acknowledgements
-            else known.used_acknowledgements,
+            used_acknowledgements=used_acknowledgements,
             unsearched_commits=known.unsearched_commits if self.facts.searched is None else (),
             spool_offsets=known.spool_offsets if self.spool_offsets is None else self.spool_offsets,
         )
 
     @property
     def has_new_sightings(self) -> bool:
+        """Whether the known results of artifact checks differ from those before, apart from their times."""
         if self.sightings is self.before.sightings:
             return False
-        before, now = (
-            {file: (each.presence, each.message, each.signer) for file, each in found if each.is_known}
-            for found in ((self.before.sightings or {}).items(), (self.sightings or {}).items())
-        )
-        return before != now
+        return _list_stored_values(self.before.sightings) != _list_stored_values(self.sightings)
 
     @property
     def is_empty(self) -> bool:
+        """Whether there is nothing to store in the ledger."""
         known = self.before
         return not any(
             (
@@ -330,6 +331,12 @@ class LedgerUpdate:
         )
 
 
+def _list_stored_values(sightings: Mapping[BootFile, Sighting] | None) -> dict[BootFile, tuple[object, ...]]:
+    """Return the values of artifact checks that the ledger stores."""
+    known = {file: each for file, each in (sightings or {}).items() if each.is_known}
+    return {file: (each.presence, each.message, each.signer) for file, each in known.items()}
+
+
 def record_instance_facts(
     store: Store, *, observes: bool, owner: str | None, output: Path, spool: Path | None, site: str | None
 ) -> None:
@@ -341,15 +348,15 @@ def record_instance_facts(
     """
     facts = instance_tables.read_facts(store)
     if facts.site is not None and facts.site != (site or ""):
-        acted = f"--site {facts.site}" if facts.site else "all sites, without --site"
-        asked = f"--site {site}" if site is not None else "all sites"
+        before = f"--site {facts.site}" if facts.site else "all sites, without --site"
+        now = f"--site {site}" if site is not None else "all sites"
         raise UsageError(
-            f"the ledger {facts.identity} was used for {acted}, but gitboot now starts for {asked} and would withdraw "
-            f"the ledger's published files and overrides. Start gitboot for {acted} again. To start for {asked}, use "
+            f"the ledger {facts.identity} was used for {before}, but gitboot now starts for {now} and would withdraw "
+            f"the ledger's published files and overrides. Start gitboot for {before} again. To start for {now}, use "
             "another --state and --out, and initialise the new ledger: run `gitboot records begin` with the folder "
             "`ops/records` of a published tree"
         )
-    now = structs.replace(
+    new_facts = structs.replace(
         facts,
         observes=observes,
         foreign=owner if owner not in (facts.identity, facts.heir_of) else None,
@@ -357,9 +364,9 @@ def record_instance_facts(
         site=site or "",
         spool=str(spool.absolute()) if spool is not None else None,
     )
-    if now != facts:
+    if new_facts != facts:
         with store.writing() as tx:
-            instance_tables.write_changed_facts(tx, facts, now)
+            instance_tables.write_changed_facts(tx, facts, new_facts)
 
 
 def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeModes:
@@ -370,22 +377,25 @@ def choose_output_modes(store: Store, output: Path, group: str | None) -> TreeMo
 
     Raises `UsageError` if gitboot is not allowed to assign files to the group.
     """
-    facts, number = instance_tables.read_facts(store), find_group_id(group) if group is not None else None
+    facts = instance_tables.read_facts(store)
+    group_id = find_group_id(group) if group is not None else None
     is_new = (facts.accepted, facts.lapsed, facts.initialised, facts.output) == (None, None, None, None)
     takes_over = (output / MANIFEST).exists() and is_readable_by_others(output)
-    if not facts.closes_output and number is None and (takes_over or not is_new):
+    if not facts.closes_output and group_id is None and (takes_over or not is_new):
         return OPEN_MODES
     if not facts.closes_output:
         with store.writing() as tx:
             instance_tables.write_facts(tx, closes_output=True)
-    return build_restricted_modes(number)
+    return build_restricted_modes(group_id)
 
 
 def read_ledger(store: Store) -> LedgerSnapshot:
+    """Read the content of the ledger. Raises `LedgerError`."""
     facts = instance_tables.read_facts(store)
     pending: dict[SystemUuid, tuple[PendingObservation, ...]] = {}
-    for each in server_tables.read_pending_observations(store):
-        pending[each.offer.uuid] = (*pending.get(each.offer.uuid, ()), each)
+    for observation in server_tables.read_pending_observations(store):
+        uuid = observation.offer.uuid
+        pending[uuid] = (*pending.get(uuid, ()), observation)
     return LedgerSnapshot(
         facts=facts,
         records=server_tables.read_records(store),
@@ -408,13 +418,15 @@ def read_ledger(store: Store) -> LedgerSnapshot:
 
 def write_updates(store: Store, updates: Iterable[LedgerUpdate]) -> None:
     """Store updates in one transaction. Raises `LedgerError`."""
-    if changed := [each for each in updates if not each.is_empty]:
-        with store.writing() as tx:
-            for each in changed:
-                _write_update(tx, each)
-                if each.sightings is not None and each.has_new_sightings:
-                    lease = store.database.lease
-                    instance_tables.write_sightings(tx, each.sightings, lease.place if lease is not None else "")
+    changed = [update for update in updates if not update.is_empty]
+    if not changed:
+        return
+    with store.writing() as tx:
+        for update in changed:
+            _write_update(tx, update)
+            if update.sightings is not None and update.has_new_sightings:
+                lease = store.database.lease
+                instance_tables.write_sightings(tx, update.sightings, lease.place if lease is not None else "")
 
 
 def _write_update(tx: Transaction, update: LedgerUpdate) -> None:

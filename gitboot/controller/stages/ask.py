@@ -40,13 +40,16 @@ def ask(state: InstanceState, context: ReconcileContext) -> InstanceState:
         and describe_clock_lag(snapshot.facts, at) is None
         and describe_unsynced_clock(snapshot.facts, state.clock_state) is None
     )
+    outdated_targets = [each for each in components.target.followers.target_status if each.behind_since is not None]
     schedule, machines = plan_tasks(
-        *(state.schedule, commit, state.plans.servers, snapshot, state.unplanned | pending_machines),
+        state.schedule,
+        commit,
+        state.plans.servers,
+        snapshot,
+        state.unplanned | pending_machines,
         may_set=may_set,
         keys=state.keys,
-        outdated_base_urls=frozenset(
-            each.base_url for each in components.target.followers.target_status if each.behind_since is not None
-        ),
+        outdated_base_urls=frozenset(target.base_url for target in outdated_targets),
     )
     components.bmcs.drop_pending_tasks(machines - schedule.tasks.keys())
     schedule = reschedule_now(schedule, _find_changed_credentials(schedule, components.bmcs), at)
@@ -90,12 +93,17 @@ def _wait_for_bmc_tasks(state: InstanceState, context: ReconcileContext) -> Inst
 
 
 def _find_changed_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[SystemUuid]:
-    rejected = {
-        uuid: (each, each.bmc)
-        for uuid in schedule.failing
+    """Return the machines whose BMC rejected gitboot, and whose credentials have changed since."""
+    changed = set()
+    fingerprints: dict[str, str] = {}  # by the name of the credentials
+    for uuid in schedule.failing:
+        state = schedule.bmcs[uuid]
         # A BMC that rejects gitboot needs an operator, for example to provide new credentials.
-        if (each := schedule.bmcs[uuid]).outcome is TaskOutcome.STALLED and not each.answered and each.bmc is not None
-    }
-    by_name = {bmc.credentials: bmc for _, bmc in rejected.values()}
-    now = {name: bmcs.fingerprint(bmc) for name, bmc in by_name.items()}
-    return frozenset(uuid for uuid, (each, bmc) in rejected.items() if now[bmc.credentials] != each.credentials)
+        if state.outcome is not TaskOutcome.STALLED or state.answered or state.bmc is None:
+            continue
+        name = state.bmc.credentials
+        if name not in fingerprints:
+            fingerprints[name] = bmcs.fingerprint(state.bmc)
+        if fingerprints[name] != state.credentials:
+            changed.add(uuid)
+    return frozenset(changed)

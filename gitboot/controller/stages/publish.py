@@ -56,6 +56,7 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
 
 
 def _publish_plans(state: InstanceState, commit: Commit, context: ReconcileContext) -> InstanceState:
+    """Publish the plans if the published files may differ, and delete the fetch log entries that the plans reflect."""
     components, snapshot, at = context.components, state.snapshot, context.at
     inbox, publication = components.inbox, state.publication
     if publication.complete and not components.target.is_unchanged:
@@ -126,7 +127,7 @@ def _find_left_in_output(
     if facts.left_output is not None:
         names = [commit.machines[uuid].name for uuid in facts.left_output if uuid in commit.machines]
         states = [plans.servers[name] for name in names if name in plans.servers]
-    found = set[SystemUuid]()
+    left_machines = set[SystemUuid]()
     for state in states:
         decision, plan = state.decision, state.plan
         is_in_copies = decision.endpoint is not None or decision.copies.one_time_boots
@@ -135,8 +136,8 @@ def _find_left_in_output(
             plan is not None and plan.cause in (Cause.STOPPED, Cause.ALL_STOPPED, Cause.WITHHELD, Cause.FILE_MISSING)
         )
         if (is_offered or is_waiting) and not is_in_copies:
-            found.add(decision.uuid)
-    return frozenset(found)
+            left_machines.add(decision.uuid)
+    return frozenset(left_machines)
 
 
 def _end_windows(state: InstanceState, context: ReconcileContext) -> InstanceState:

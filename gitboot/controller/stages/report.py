@@ -34,8 +34,8 @@ def report(state: InstanceState, context: ReconcileContext) -> InstanceState:
         hook_failures=components.inbox.hooks.get_failures() if components.inbox.hooks is not None else (),
         signed_list=components.target.renew_list(at),
     )
-    found = conditions(state, at)
-    events = (*state.publication.events, *build_condition_events(state.conditions, found, state, at))
+    new_conditions = conditions(state, at)
+    events = (*state.publication.events, *build_condition_events(state.conditions, new_conditions, state, at))
     unwritten = components.unwritten
     unwritten += events
     if state.ledger_error is None:
@@ -44,13 +44,13 @@ def report(state: InstanceState, context: ReconcileContext) -> InstanceState:
             unwritten.clear()
         except LedgerError as error:  # the events are reported even if they cannot be stored
             state = structs.replace(state, ledger_error=str(error))
-            found = conditions(state, at)
+            new_conditions = conditions(state, at)
     del unwritten[:-_MOST_UNWRITTEN]
     if state.ledger_error is not None:
         events = (*events, Event(at=at, type="LedgerFailed", message=state.ledger_error, warning=True))
     for event in merge_events_by_server(events):
         components.tell(event)
-    state = structs.replace(state, conditions=found, publication=structs.replace(state.publication, events=()))
+    state = structs.replace(state, conditions=new_conditions, publication=structs.replace(state.publication, events=()))
     components.report(structs.replace(state.status(), stages=components.stage_times.facts()), at)
     if components.checkpoint is not None:
         components.checkpoint.store(state, len(context.replanned_servers), at)
@@ -59,6 +59,7 @@ def report(state: InstanceState, context: ReconcileContext) -> InstanceState:
 
 
 def _find_next_due(state: InstanceState, context: ReconcileContext) -> datetime | None:
+    """Return when the next reconcile is due, or None if only an event starts it."""
     at, attempt, before = context.at, state.attempt, context.before.attempt
     if state.ledger_error is not None:
         return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)

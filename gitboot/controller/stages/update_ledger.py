@@ -29,6 +29,7 @@ from gitboot.controller.records.ledger_snapshot import (
     write_updates,
 )
 from gitboot.controller.records.ledger_trust import find_unverified_reason
+from gitboot.fleet.revision import Revision
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
@@ -67,7 +68,7 @@ def take_in(state: InstanceState, context: ReconcileContext) -> InstanceState:
 
 
 def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) -> tuple[InstanceState, Intake]:
-    """Return the state and the inputs.
+    """Take the inputs from the inbox, and return the state and the inputs.
 
     If the inputs show that the ledger is an older copy, mark the ledger as unverified. The ledger is an older copy if
     the forge has a later change number, or if an endpoint served a boot that the ledger never offered. If the boot was
@@ -83,7 +84,8 @@ def take_inputs(state: InstanceState, store: Store, inbox: Inbox, at: datetime) 
         state.change_at_start is not None and forge_changes is not None and forge_changes > state.change_at_start
     )
     begun = state.snapshot.facts.begun
-    if not is_behind and not any(begun is None or begun <= each.at for each in intake.unoffered_boots):
+    has_unoffered_boot = any(begun is None or begun <= boot.at for boot in intake.unoffered_boots)
+    if not is_behind and not has_unoffered_boot:
         return state, intake
     instance_tables.mark_unverified(store, "RestoredLedger", forge_changes or 0 if is_behind else 0)
     return structs.replace(
@@ -192,17 +194,7 @@ def build_batch(
         and state.fetched is not None
         and not state.fetched.failed
         and is_newest_accepted,
-        events=(
-            *events,
-            *(
-                event
-                for result in ready.results
-                for event in (
-                    *build_override_events(result, accepted.revision, at, is_first=result.uuid not in snapshot.pins),
-                    *build_power_events(result, accepted.revision, at),
-                )
-            ),
-        ),
+        events=(*events, *_list_bmc_events(ready, accepted.revision, snapshot, at)),
         sightings=ready.sightings,
     )
     if not can_plan(snapshot, accepted):
@@ -213,7 +205,7 @@ def build_batch(
         batch,
         commit=accepted,
         requests=tuple(each for each in ready.requests if each.action == BEGIN),
-        changed=find_changed_servers(planned_commit, attempt.offered or accepted) | unplanned,
+        changed_servers=find_changed_servers(planned_commit, attempt.offered or accepted) | unplanned,
         removed_machines=find_departed_machines(planned_commit, accepted) if snapshot.recorded_commit else None,
         installing=state.plans.begun.keys() | unplanned,
         fetches=match_fetches(components.store, ready.observations, state.keys),
@@ -224,6 +216,12 @@ def build_batch(
         machines_without_task=find_machines_without_task(state.schedule, snapshot) if snapshot.pending else frozenset(),
         clearances=find_new_clearances(state, components.inbox.hooks, ready.answers, at),
     )
+
+
+def _list_bmc_events(ready: Intake, commit: Revision, snapshot: LedgerSnapshot, at: datetime) -> Iterator[Event]:
+    for result in ready.results:
+        yield from build_override_events(result, commit, at, is_first=result.uuid not in snapshot.pins)
+        yield from build_power_events(result, commit, at)
 
 
 def find_new_clearances(
@@ -237,53 +235,53 @@ def find_new_clearances(
 
 
 def _list_bmc_evidence(ready: Intake, state: InstanceState) -> Iterator[BmcEvidence]:
-    for each in ready.results:
-        if each.observed is not None:
-            server, bmc = state.plans.servers.get(each.server), state.schedule.bmcs.get(each.uuid)
+    for result in ready.results:
+        if result.observed is not None:
+            server, bmc = state.plans.servers.get(result.server), state.schedule.bmcs.get(result.uuid)
             yield BmcEvidence(
-                uuid=each.uuid,
-                state=server if server is not None and server.decision.uuid == each.uuid else None,
-                observed=each.observed,
+                uuid=result.uuid,
+                state=server if server is not None and server.decision.uuid == result.uuid else None,
+                observed=result.observed,
                 pending_ids=bmc.pending_ids if bmc is not None else frozenset(),
                 open_intents=bmc.open_intents if bmc is not None else frozenset(),
                 decision_number=state.snapshot.facts.sequence,
-                is_own_machine=not isinstance(each.identity_result, AnotherMachine | IdentityChanged),
+                is_own_machine=not isinstance(result.identity_result, AnotherMachine | IdentityChanged),
             )
 
 
 def write_ledger(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Write the changes to the ledger, then adopt the accepted commit. Raises `LedgerError`."""
     attempt = structs.replace(context.attempt, is_log_unread=context.components.inbox.fetch_log_error is not None)
-    changes = context.request_changes, context.input_changes
-    write_updates(context.components.store, [each.update for each in changes])
+    results = context.request_changes, context.input_changes
+    write_updates(context.components.store, [result.update for result in results])
     if attempt.published == state.attempt.published and not attempt.is_log_unread:
         # All fetches from before the publication are processed now.
         attempt = structs.replace(attempt, log_read=attempt.published)
     attempt = context.components.acceptor.adopt(attempt)
     state = structs.replace(state, attempt=attempt, before_resume=None, unwritten_clock=None)
-    return apply_changes(state, changes, context.ready, context)
+    return apply_changes(state, results, context.ready, context)
 
 
 def apply_changes(
-    state: InstanceState, changes: tuple[ledger_changes.BatchResult, ...], ready: Intake, context: ReconcileContext
+    state: InstanceState, results: tuple[ledger_changes.BatchResult, ...], ready: Intake, context: ReconcileContext
 ) -> InstanceState:
-    """Return the state after these ledger changes, and report their events.
+    """Return the state after the ledger changes in ``results``, and report their events.
 
     ``ready`` are the inputs that caused the changes.
     """
     context.components.inbox.forget(ready)
-    for event in merge_events_by_server(event for each in changes for event in each.update.events):
+    for event in merge_events_by_server(event for result in results for event in result.update.events):
         context.components.tell(event)
-    snapshot, schedule = changes[-1].snapshot, state.schedule
+    snapshot, schedule = results[-1].snapshot, state.schedule
     if ready.results:
-        schedule = record_results(schedule, ready.results, changes[-1].update.judged_machines, snapshot, context.at)
-    if due_machines := frozenset[SystemUuid]().union(*(each.update.due_now for each in changes)):
+        schedule = record_results(schedule, ready.results, results[-1].update.judged_machines, snapshot, context.at)
+    if due_machines := frozenset[SystemUuid]().union(*(result.update.due_now for result in results)):
         schedule = reschedule_now(schedule, due_machines, context.at)
     return structs.replace(
         state,
         snapshot=snapshot,
         schedule=schedule,
-        unplanned=state.unplanned.union(*(each.changed for each in changes)),
+        unplanned=state.unplanned.union(*(result.changed_machines for result in results)),
     )
 
 

@@ -676,7 +676,7 @@ class IncrementalRun:
     def reconcile(self, commit: Commit) -> None:
         learnt = self._learn(commit)
         self._knowledge = learnt.snapshot
-        unplanned = {*self._unplanned, *learnt.changed}
+        unplanned = {*self._unplanned, *learnt.changed_machines}
         changed = self._names(unplanned, commit) | find_changed_servers(self._plans.commit, commit)
         self._plans, _ = replan(self._plans, commit, self._knowledge, changed, self.at, self.stop)
         whole, _ = replan(Plans(), commit, self._knowledge, (), self.at, self.stop)
@@ -689,14 +689,14 @@ class IncrementalRun:
         batch = Batch(
             commit=commit,
             requests=(adopt,) if self._knowledge.recorded_commit is None else (),
-            changed=find_changed_servers(settled, commit),
+            changed_servers=find_changed_servers(settled, commit),
             removed_machines=find_departed_machines(settled, commit),
             installing=self._plans.begun.keys() | self._names(self._unplanned, commit),
         )
         learnt = apply_batch(self._knowledge, batch, self.at)
         servers, records = commit.decisions.servers, self._knowledge.records
         at_one = {name for name, each in servers.items() if find_open_attempt(each, records.get(each.uuid)) is not None}
-        wider = structs.replace(batch, changed={*batch.changed, *at_one}, removed_machines=None, installing=())
+        wider = structs.replace(batch, changed_servers={*batch.changed_servers, *at_one}, removed_machines=None, installing=())
         assert collect_facts(learnt) == collect_facts(apply_batch(self._knowledge, wider, self.at))
         return learnt
 
@@ -719,7 +719,7 @@ def collect_facts(learnt: BatchResult) -> tuple[object, ...]:
     """Return all facts, and the new ones among them."""
     news = {name: value for name, value in vars(learnt.update).items() if name not in ("overrides", "power_records")}
     records = [(each.new, each.unstored) for each in (learnt.update.overrides, learnt.update.power_records)]
-    return learnt.snapshot, learnt.changed, learnt.update.due_now, learnt.update.judged_machines, news, records
+    return learnt.snapshot, learnt.changed_machines, learnt.update.due_now, learnt.update.judged_machines, news, records
 
 
 def begin_installation(decision: Decision, record: Record, at: datetime) -> Record:
