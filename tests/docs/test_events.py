@@ -35,7 +35,7 @@ _COMPUTED_TYPES: Final[dict[tuple[str, str], set[str]]] = {
     ("cli/commands/serve.py", "event_type"): {"ListeningForOperators", "ListeningByTls"},
     ("cli/commands/serve.py", "type"): set(),
     ("controller/records/ledger_snapshot.py", "type"): set(),
-    ("controller/records/ledger_changes.py", "each.event"): set(),
+    ("controller/records/ledger_changes.py", "change.event"): set(),
     ("cli/commands/run.py", "dry_run_types[event.type]"): {"WouldAccept", "WouldPublish", "WouldFollow"},
     ("cli/commands/serve.py", "failure[0]"): {"LedgerFailed", LedgerLeft.__name__},
     ("controller/instance/standby.py", "reason"): {
@@ -44,9 +44,10 @@ _COMPUTED_TYPES: Final[dict[tuple[str, str], set[str]]] = {
         LedgerLeft.__name__,
         LedgerUnfinished.__name__,
     },
+    ("controller/maintenance_hooks.py", "event"): {"MaintenanceApproved", "DrainStarted", "Drained"},
     ("controller/operator_requests.py", "type"): {"Requested", "RecordsBegun"},
     ("controller/records/provisioning.py", "type"): {"Provisioned", "MaintenanceBooted", "MaintenanceStarted"},
-    ("controller/records/provisioning.py", "str(step)"): {
+    ("controller/records/provisioning.py", "str(attempt.step)"): {
         str(each) for each in (InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED)
     },
     ("controller/bmcs/schedule.py", "type"): {"MediumInserted", "MediumEjected"},

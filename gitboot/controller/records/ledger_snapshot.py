@@ -293,7 +293,7 @@ class LedgerUpdate:
 
     @property
     def has_new_sightings(self) -> bool:
-        """Whether the known results of artifact checks differ from those before, apart from their times."""
+        """Whether the results of artifact checks that the ledger stores differ from those before."""
         if self.sightings is self.before.sightings:
             return False
         return _list_stored_values(self.before.sightings) != _list_stored_values(self.sightings)

@@ -422,14 +422,14 @@ def record_maintenance_boot(
 
 
 def _write_with_event(
-    update: LedgerUpdate, offer: Offer, new_record: Record, event_type: str, change: str, evidence: str
+    update: LedgerUpdate, offer: Offer, new_record: Record, type: str, change: str, evidence: str
 ) -> None:
     """Write a record and report the change, unless the ledger already contains an equal record."""
     if new_record == update.record(offer.uuid):
         return
     update.write_record(offer.uuid, offer.server, new_record)
     update.add_event(
-        event_type,
+        type,
         f"{offer.server}: {change}",
         evidence=evidence,
         plan=offer.plan,
