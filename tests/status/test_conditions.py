@@ -17,7 +17,7 @@ from gitboot.bmc.override_session import TaskOutcome
 from gitboot.bmc.override_state import OperatorCondition
 from gitboot.cli.main import cli
 from gitboot.cli.options import Setting
-from gitboot.controller.condition_rules import _UNFINISHED_BOOTS as UNPROVEN
+from gitboot.controller.server_conditions import _UNFINISHED_BOOTS as UNPROVEN
 from gitboot.errors import GitbootError
 from gitboot.status.conditions import (
     ANY,
@@ -76,7 +76,7 @@ def _list_states() -> set[tuple[str, str]]:
     found = {(BMC, str(each)) for each in (*OperatorCondition, TaskOutcome.WAITING, TaskOutcome.STALLED)} | {
         (BMC, "Overdue")
     }
-    rules = ("condition_rules", "output_conditions")
+    rules = ("condition_rules", "output_conditions", "server_conditions")
     for node in (node for name in rules for node in _nodes(ROOT / f"gitboot/controller/{name}.py")):
         if not (isinstance(node, ast.Yield | ast.Return) and isinstance(node.value, ast.Tuple)):
             continue
