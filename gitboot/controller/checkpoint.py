@@ -38,9 +38,20 @@ from gitboot.resolve.server_decision import BootFile, Decision, FieldSources, Ho
 from gitboot.resolve.server_plan import BootPlan
 
 T = TypeVar("T")
+Rows = Iterable[tuple[str, Any]]
+
 MIN_SERVERS: Final = 500  # number of servers; planning a smaller fleet is faster than reading a checkpoint
 _MIN_REPLANNED_SHARE: Final = 8  # write a new checkpoint after one in this many servers was planned again
 _INTERVAL: Final = timedelta(minutes=10)  # minimum interval between two checkpoints
+_CACHE_SHARE: Final = 4  # a checkpoint may fill at most the cache divided by this number
+_BATCH: Final = 8  # chunks per transaction: few, because an evaluation waits for the transaction
+_CHUNK_ROWS: Final = 256  # average number of rows per chunk
+_MAX_CHUNK_ROWS: Final = 1024
+_SERVERS_PER_PAUSE: Final = 20  # servers that the search for damage checks between two pauses
+_PAUSE_S: Final = 0.01  # keeps the search at about a quarter of one processor
+# Names of the tables in the cache
+_MANIFEST: Final = "checkpoint"
+_CHUNK: Final = "checkpoint-chunk"
 
 
 class _StoredServer(msgspec.Struct, frozen=True, array_like=True):
@@ -110,7 +121,10 @@ class Checkpoint:
 
         ``site`` is the instance's site, if any.
         """
-        self._chunks, self._tree, self._damage_search, self._warn = _Chunks(cache), tree, damage_search, warn
+        self._chunks = _Chunks(cache)
+        self._tree = tree
+        self._damage_search = damage_search
+        self._warn = warn
         self._site = site
         self._planned = 0  # number of servers planned since the last checkpoint
         self._stored_at: datetime | None = None
@@ -135,7 +149,9 @@ class Checkpoint:
             terms=endpoint_files.parse_terms(stored_state.terms) if ALL not in outdated_servers else None,
             outdated_servers=outdated_servers - {ALL, PARTS},
             has_old_records=PARTS in outdated_servers,
-            versions={name: each for name, each in stored.tables["versions"].items() if name not in outdated_servers},
+            versions={
+                name: versions for name, versions in stored.tables["versions"].items() if name not in outdated_servers
+            },
         )
         self._stored_at = plans.planned_at
         if self._damage_search is not None:
@@ -178,20 +194,15 @@ class Checkpoint:
             except PublishError:
                 return
             assert publication.terms is not None  # noqa: S101 - a complete publication has terms
-            self._chunks.write(
-                key,
-                encode(
-                    _StoredState(
-                        at=publication.at,
-                        terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
-                        shared=tree.shared,
-                        unseen=state.snapshot.unobservable,
-                        commit=commit.without_servers(),
-                        plans=structs.replace(state.plans, commit=None, servers={}, transitions=DueQueue()),
-                    )
-                ),
-                _build_tables(state, commit, tree),
+            stored_state = _StoredState(
+                at=publication.at,
+                terms=endpoint_files.render_terms(publication.terms)[endpoint_files.TERMS].content,
+                shared=tree.shared,
+                unseen=state.snapshot.unobservable,
+                commit=commit.without_servers(),
+                plans=structs.replace(state.plans, commit=None, servers={}, transitions=DueQueue()),
             )
+            self._chunks.write(key, encode(stored_state), _build_tables(state, commit, tree))
             if self._chunks.exceeds_cache:
                 self._warn(
                     "the checkpoint does not fit into the cache, so gitboot plans and publishes all servers at its "
@@ -202,18 +213,19 @@ class Checkpoint:
 
     def mark_damaged(self, publication: TargetState) -> TargetState:
         """Return the target's state with the damaged files marked, so that the next publication replaces them."""
-        if self._damage_search is None or not (found := self._damage_search.take_damaged()):
+        damaged = self._damage_search.take_damaged() if self._damage_search is not None else frozenset()
+        if not damaged:
             return publication
         return structs.replace(
             publication,
-            complete=publication.complete and ALL not in found,
-            outdated_servers=publication.outdated_servers | (found - {ALL}),
-            versions=apply_changes(
-                publication.versions, {}, found & publication.versions.keys()
-            ),  # the new files get another modification time
+            complete=publication.complete and ALL not in damaged,
+            outdated_servers=publication.outdated_servers | (damaged - {ALL}),
+            # The new files get another modification time.
+            versions=apply_changes(publication.versions, {}, damaged & publication.versions.keys()),
         )
 
     def _read(self, key: bytes) -> _StoredCheckpoint | None:
+        """Return the checkpoint with a key, or None. A damaged checkpoint is deleted."""
         if (manifest := self._chunks.read_manifest(key)) is None:
             return None
         try:
@@ -224,14 +236,9 @@ class Checkpoint:
             return None
 
 
-Rows = Iterable[tuple[str, Any]]
-
-
-_CACHE_SHARE: Final = 4  # a checkpoint may fill at most the cache divided by this number
-_BATCH: Final = 8  # chunks per transaction: few, because an evaluation waits for the transaction
-
-
 class _Chunks:
+    """The manifest and the chunks of a checkpoint in the cache."""
+
     def __init__(self, cache: DiskCache) -> None:
         self._cache = cache
         # Whether the chunks exceed their share of the cache, so that this process writes no more checkpoints.
@@ -251,20 +258,21 @@ class _Chunks:
 
     def read_rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
         """Read the rows of a table from its chunks. Raises KeyError if a chunk is missing."""
-        found: dict[Any, Any] = {}
+        rows: dict[Any, Any] = {}
         for batch in _split_batches(keys, _BATCH):
             chunks = self._cache.get_many(_CHUNK, batch)
             for key in batch:
-                found.update(decode(chunks[key]))
-        return found
+                rows.update(decode(chunks[key]))
+        return rows
 
     def write(self, key: bytes, stored_state: bytes, tables: Mapping[str, Rows]) -> None:
         """Replace a manifest and its chunks, unless the new ones are larger than their share of the cache."""
-        left_bytes, is_stored = self._cache.max_bytes // _CACHE_SHARE, True
+        left_bytes = self._cache.max_bytes // _CACHE_SHARE
+        is_stored = True
         # With this key, the chunks of a checkpoint are unique even if another instance shares the cache.
         owner = blake2b(key, digest_size=32).digest()
         keys: dict[str, list[bytes]] = {name: [] for name in ("", *tables)}
-        new = set[bytes]()
+        inserted = set[bytes]()
         for batch in _split_batches(_encode_chunks(stored_state, tables), _BATCH):
             chunks = dict[bytes, bytes]()
             for name, chunk in batch:
@@ -273,16 +281,17 @@ class _Chunks:
                 chunks[digest] = chunk
                 left_bytes -= len(chunk)
             missing = chunks.keys() - self._cache.get_many(_CHUNK, chunks).keys()  # these chunks are missing or damaged
-            self._cache.insert_many(_CHUNK, {each: chunks[each] for each in missing})
-            new |= missing
+            self._cache.insert_many(_CHUNK, {digest: chunks[digest] for digest in missing})
+            inserted |= missing
             is_stored = left_bytes >= 0 and not self._find_missing(missing)
             if not is_stored:
                 break
         self.exceeds_cache = left_bytes < 0
         (state_key,) = keys.pop("")
-        before, after = self.read_manifest(key), _Manifest(state_key, keys)
+        before = self.read_manifest(key)
+        after = _Manifest(state_key, keys)
         if not is_stored or self._find_missing(after.keys):
-            self._delete_chunks(new)
+            self._delete_chunks(inserted)
             return
         self._cache.delete_many(_MANIFEST, [key])
         self._cache.insert_many(_MANIFEST, {key: encode(after)})
@@ -299,10 +308,6 @@ class _Chunks:
     def _delete_chunks(self, keys: Iterable[bytes]) -> None:
         for batch in _split_batches(sorted(keys), _BATCH):
             self._cache.delete_many(_CHUNK, batch)
-
-
-_CHUNK_ROWS: Final = 256  # average number of rows per chunk
-_MAX_CHUNK_ROWS: Final = 1024
 
 
 def _encode_chunks(stored_state: bytes, tables: Mapping[str, Rows]) -> Iterator[tuple[str, bytes]]:
@@ -352,48 +357,47 @@ def _find_changed_machines(checkpoint: _StoredCheckpoint, snapshot: LedgerSnapsh
     The ledger and the checkpoint may be based on different commits.
     """
     ledger_machines, commit_machines = snapshot.machines, checkpoint.commit.machines
-    found = set[SystemUuid]()
+    changed = set[SystemUuid]()
     for table, rows in (("records", _encode_records(snapshot)), ("done", _encode_bmc_records(snapshot))):
         old, new = checkpoint.tables[table], dict(rows)
-        found |= {uuid for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid)}
+        changed |= {uuid for uuid in old.keys() | new.keys() if old.get(uuid) != new.get(uuid)}
     if checkpoint.commit.revision != snapshot.facts.accepted:
-        found |= commit_machines.keys() ^ snapshot.accepted_machines
-        found |= {uuid for uuid, each in commit_machines.items() if ledger_machines.get(uuid) != each}
-    return frozenset(found)
+        changed |= commit_machines.keys() ^ snapshot.accepted_machines
+        changed |= {uuid for uuid, machine in commit_machines.items() if ledger_machines.get(uuid) != machine}
+    return frozenset(changed)
 
 
 def _build_tables(state: InstanceState, commit: Commit, tree: Inventory) -> dict[str, Rows]:
+    """Return the rows of each table of a checkpoint. `_TABLES` contains the decoders."""
     plans, snapshot, decisions = state.plans, state.snapshot, commit.decisions
     return {
-        "decisions": ((name, each.with_digest()) for name, each in decisions.servers.items()),
+        "decisions": ((name, decision.with_digest()) for name, decision in decisions.servers.items()),
         "networks": decisions.networks.items(),
         "machines": commit.machines.items(),
         "sites": commit.sites.items(),
-        "labels": ((name, dict(each)) for name, each in commit.labels.items()),
+        "labels": ((name, dict(labels)) for name, labels in commit.labels.items()),
         "written": commit.written.items(),
         "locations": commit.locations.servers.items(),
         "documents": commit.locations.shared.items(),
-        "states": (
-            (
-                name,
-                _StoredServer(
-                    record=each.record,
-                    absent=tuple(sorted(each.absent, key=lambda file: (file.url, file.sha256 or ""))),
-                    at=each.at,
-                    plan=each.plan,
-                    later=each.later,
-                    refresh_at=each.refresh_at,
-                ),
-            )
-            for name, each in plans.servers.items()
-        ),
+        "states": ((name, _build_stored_server(server)) for name, server in plans.servers.items()),
         "instants": plans.transitions.instants.items(),
-        "versions": ((name, dict(each)) for name, each in state.publication.versions.items()),
+        "versions": ((name, dict(versions)) for name, versions in state.publication.versions.items()),
         "lying": tree.states.items(),
         "content": tree.content.items(),
         "records": _encode_records(snapshot),
         "done": _encode_bmc_records(snapshot),
     }
+
+
+def _build_stored_server(server: ServerState) -> _StoredServer:
+    return _StoredServer(
+        record=server.record,
+        absent=tuple(sorted(server.absent, key=lambda file: (file.url, file.sha256 or ""))),
+        at=server.at,
+        plan=server.plan,
+        later=server.later,
+        refresh_at=server.refresh_at,
+    )
 
 
 def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
@@ -423,16 +427,16 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
             servers={
                 name: ServerState(
                     decision=commit.decisions.servers[name],
-                    record=each.record,
+                    record=stored_server.record,
                     details=build_server_details(commit, name),
                     stop=stored_state.plans.stop,
-                    absent=frozenset(each.absent),
-                    at=each.at,
-                    plan=each.plan,
-                    later=each.later,
-                    refresh_at=each.refresh_at,
+                    absent=frozenset(stored_server.absent),
+                    at=stored_server.at,
+                    plan=stored_server.plan,
+                    later=stored_server.later,
+                    refresh_at=stored_server.refresh_at,
                 )
-                for name, each in states.items()
+                for name, stored_server in states.items()
             },
             transitions=DueQueue[str]().reschedule(tables["instants"]),
         ),
@@ -446,8 +450,6 @@ def _read_checkpoint(chunks: _Chunks, manifest: _Manifest) -> _StoredCheckpoint:
     )
 
 
-_MANIFEST: Final = "checkpoint"
-_CHUNK: Final = "checkpoint-chunk"
 _decode_manifest: Final[Callable[[bytes], _Manifest]] = build_decoder(_Manifest)
 _decode_state: Final[Callable[[bytes], _StoredState]] = build_decoder(_StoredState)
 _TABLES: Final[Mapping[str, Callable[[bytes], dict[Any, Any]]]] = {
@@ -467,16 +469,15 @@ _TABLES: Final[Mapping[str, Callable[[bytes], dict[Any, Any]]]] = {
     "records": build_decoder(dict[str, bytes]),
     "done": build_decoder(dict[str, bytes]),
 }
-_SERVERS_PER_PAUSE: Final = 20  # servers
-_PAUSE_S: Final = 0.01  # keeps the search at about a quarter of one processor
 
 
 class DamageSearch:
     """A thread that searches the output tree at ``root`` for damaged files once, and calls ``wake`` if it finds any."""
 
     def __init__(self, root: Path, wake: Callable[[], None]) -> None:
-        self._root, self._wake = root, wake
-        self._found: set[str] = set()
+        self._root = root
+        self._wake = wake
+        self._damaged: set[str] = set()
         self._lock = threading.Lock()
         self._closed, self._released = threading.Event(), threading.Event()
         self._thread = BackgroundThread(self._search, name="verify")
@@ -497,10 +498,11 @@ class DamageSearch:
     def take_damaged(self) -> frozenset[str]:
         """Return the servers with damaged files, and clear the result. `ALL` means all servers."""
         with self._lock:
-            found, self._found = self._found, set()
-        return frozenset(found)
+            damaged, self._damaged = self._damaged, set()
+        return frozenset(damaged)
 
     def _search(self) -> None:
+        """Search all servers with pauses, so that the search does not slow down a reconcile."""
         self._released.wait()
         try:
             for number, server in enumerate(find_damage(self._root)):
@@ -513,5 +515,5 @@ class DamageSearch:
 
     def _report_damage(self, server: str) -> None:
         with self._lock:
-            self._found.add(server)
+            self._damaged.add(server)
         self._wake()

@@ -31,6 +31,13 @@ from gitboot.status.instance_status import ForgeReport, Status
 from gitboot.text import redact_url
 
 _MAX_DESCRIPTION: Final = 140  # maximum length of a description at GitHub; GitLab and Gitea accept 255 characters
+_PROOF_BYTES: Final = 12  # leading bytes of an HMAC-SHA-256; a description has no room for more
+_MAX_PAGES: Final = 10  # pages of statuses to read for one commit; GitHub accepts 1000 statuses per name
+_RETRY_STATUSES: Final = frozenset({408, 409, 423, 425, 429})
+# gitboot reports the ledger's change number once the ledger has not changed for this long.
+_PROGRESS_PAUSE_S: Final = 300.0
+_MAX_PAUSES: Final = 12  # after this many pauses, report the change number even if the ledger keeps changing
+_MAX_VERDICTS: Final = 20  # maximum number of waiting verdicts; the oldest verdicts are dropped
 
 
 class ForgeKind(StrEnum):
@@ -93,9 +100,6 @@ _APIS: Final = {
 }
 
 
-_PROOF_BYTES: Final = 12  # leading bytes of an HMAC-SHA-256; a description has no room for more
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitVerdict:
     """An instance's verdict on a commit, as reported in a commit status."""
@@ -111,11 +115,11 @@ class CommitVerdict:
     def with_proof(self, key: bytes) -> CommitVerdict:
         """Return the verdict with a proof that only an instance with the ledger's key can compute."""
         statement = f"gitboot commit status\n{self.commit}\n{self.judgement}\n{self.ledger}\n{self.change}\n"
-        return replace(
-            self, proof=base64.urlsafe_b64encode(hmac.digest(key, statement.encode(), "sha256")[:_PROOF_BYTES]).decode()
-        )
+        proof = hmac.digest(key, statement.encode(), "sha256")[:_PROOF_BYTES]
+        return replace(self, proof=base64.urlsafe_b64encode(proof).decode())
 
     def is_proven(self, key: bytes) -> bool:
+        """Return whether the verdict has the proof of the ledger with this key."""
         return hmac.compare_digest(self.proof, self.with_proof(key).proof)
 
     @property
@@ -123,8 +127,10 @@ class CommitVerdict:
         """The description of the commit status, at most 140 characters long. `says` is cut if it is too long."""
         proof = f", proof {self.proof}" if self.proof else ""
         ledger_text = f" (ledger {self.ledger}, change {self.change}{proof})"
-        max_length = _MAX_DESCRIPTION - len(ledger_text)
-        return (self.says if len(self.says) <= max_length else f"{self.says[: max_length - 1]}…") + ledger_text
+        says, max_length = self.says, _MAX_DESCRIPTION - len(ledger_text)
+        if len(says) > max_length:
+            says = f"{says[: max_length - 1]}…"
+        return says + ledger_text
 
 
 class KnownChanges(NamedTuple):
@@ -151,23 +157,27 @@ class Project(Struct, frozen=True, kw_only=True):
 
         ``api`` is the URL of the API if the API is not at the usual path. Raises `UsageError`.
         """
-        name, found, url = text.partition("=")
-        if not found or name not in set(ForgeKind):
+        name, separator, url = text.partition("=")
+        if not separator or name not in set(ForgeKind):
             raise UsageError(
                 f"--forge {redact_url(text, may_be_path=False)}: expected KIND=URL with the URL of the project's page; "
                 f"KIND is one of {', '.join(ForgeKind)}"
             )
-        host, parts = format_host(url), urlsplit(url)
+        host = format_host(url)
+        parts = urlsplit(url)
         check_credentials(url, "the --forge token", allow_token_over_http=allow_token_over_http)
-        page = parts.path.strip("/").removesuffix(".git")
-        path = page.removeprefix(_derive_page_prefix(api, parts.scheme, host)) if api is not None else page
+        page = path = parts.path.strip("/").removesuffix(".git")
+        if api is not None:
+            path = page.removeprefix(_derive_page_prefix(api, parts.scheme, host))
         if path.count("/") < 1 or (path.count("/") > 1 and name != ForgeKind.GITLAB):
             raise UsageError(
                 f"--forge {name}={redact_url(url)}: expected the URL of a project's page, which ends in OWNER/NAME"
             )
         root = f"{parts.scheme}://{host}"
-        if api is None:
-            api = "https://api.github.com" if host == "github.com" else f"{root}/api/{_APIS[ForgeKind(name)].version}"
+        if api is None and host == "github.com":
+            api = "https://api.github.com"
+        elif api is None:
+            api = f"{root}/api/{_APIS[ForgeKind(name)].version}"
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)
 
     def links(self) -> dict[str, str]:
@@ -190,10 +200,6 @@ class Project(Struct, frozen=True, kw_only=True):
         return f"{self.api}/{template.format(path=path, commit=commit, name=quote_plus(name))}"
 
 
-_MAX_PAGES: Final = 10  # pages of statuses to read for one commit; GitHub accepts 1000 statuses per name
-_RETRY_STATUSES: Final = frozenset({408, 409, 423, 425, 429})
-
-
 class Forge:
     """A client for a project at a forge.
 
@@ -210,7 +216,10 @@ class Forge:
         ca_bundle: Path | None = None,
         allow_token_over_http: bool = False,
     ) -> None:
-        self._project, self._token, self._name, self._link = project, token, name, link
+        self._project = project
+        self._token = token
+        self._name = name  # of the commit statuses
+        self._link = link  # the URL in the commit statuses; None: the page of the commit
         self._api = _APIS[project.kind]
         self._client = HttpClient(ca_bundle=ca_bundle, allow_token_over_http=allow_token_over_http)
 
@@ -244,11 +253,12 @@ class Forge:
             ledger_verdicts: list[CommitVerdict] = []
             for page in range(1, _MAX_PAGES + 1):
                 count, verdicts = self._read_page(commit, page)
-                ledger_verdicts += (each for each in verdicts if each.ledger == ledger)
+                ledger_verdicts += [verdict for verdict in verdicts if verdict.ledger == ledger]
                 if count < self._api.page_size:
                     break
-            proven = [each.change for each in ledger_verdicts if each.is_proven(key)]
-            claimed = max((each.change for each in ledger_verdicts if not each.is_proven(key)), default=claimed)
+            proven = [verdict.change for verdict in ledger_verdicts if verdict.is_proven(key)]
+            unproven = [verdict.change for verdict in ledger_verdicts if not verdict.is_proven(key)]
+            claimed = max(unproven, default=claimed)
             if proven:
                 return KnownChanges(max(proven), claimed)
         return KnownChanges(None, claimed)
@@ -259,17 +269,18 @@ class Forge:
         listed = self._send_request(f"{url}&page={page}" if page > 1 else url).json
         statuses: list[Any] = listed if isinstance(listed, list) else []
         own_statuses = [
-            each
-            for each in statuses
-            if isinstance(each, dict)
-            and isinstance(each.get("id"), int)
-            and self._name in (each.get("context"), each.get("name"))
+            status
+            for status in statuses
+            if isinstance(status, dict)
+            and isinstance(status.get("id"), int)
+            and self._name in (status.get("context"), status.get("name"))
         ]
-        own_statuses.sort(key=lambda each: int(each["id"]), reverse=True)
-        verdicts = (_parse_description(commit, each.get("description")) for each in own_statuses)
-        return len(statuses), [each for each in verdicts if each is not None]
+        own_statuses.sort(key=lambda status: int(status["id"]), reverse=True)
+        verdicts = (_parse_description(commit, status.get("description")) for status in own_statuses)
+        return len(statuses), [verdict for verdict in verdicts if verdict is not None]
 
     def _send_request(self, url: str, body: Mapping[str, Any] | None = None) -> WebAnswer:
+        """Send a request with the token. Raises `HostUnreachable` if a retry may succeed, otherwise `ForgeRefused`."""
         try:
             token = self._token.read_text("ascii").strip()
         except (OSError, UnicodeDecodeError) as error:
@@ -298,20 +309,20 @@ _DESCRIPTION: Final = re.compile(
 
 def _parse_description(commit: str, description: object) -> CommitVerdict | None:
     """Parse the verdict in a description. Return None if no instance of gitboot wrote the description."""
-    found = _DESCRIPTION.fullmatch(description) if isinstance(description, str) else None
-    if found is None:
+    match = _DESCRIPTION.fullmatch(description) if isinstance(description, str) else None
+    if match is None:
         return None
     try:
-        judgement = parse_judgement(found["says"])
+        judgement = parse_judgement(match["says"])
     except ValueError:
         return None
     return CommitVerdict(
         commit=commit,
         judgement=judgement,
-        says=found["says"],
-        ledger=found["ledger"],
-        change=int(found["change"]),
-        proof=found["proof"] or "",
+        says=match["says"],
+        ledger=match["ledger"],
+        change=int(match["change"]),
+        proof=match["proof"] or "",
     )
 
 
@@ -328,12 +339,6 @@ def _derive_page_prefix(api: str, scheme: str, host: str) -> str:
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
 
 
-# gitboot reports the ledger's change number once the ledger has not changed for this long.
-_PROGRESS_PAUSE_S: Final = 300.0
-_MAX_PAUSES: Final = 12  # after this many pauses, report the change number even if the ledger keeps changing
-_MAX_VERDICTS: Final = 20  # maximum number of waiting verdicts; the oldest verdicts are dropped
-
-
 def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
     """Return an instance's verdicts on the newest commits, oldest first. Return [] if the Fleet names another ledger.
 
@@ -345,17 +350,13 @@ def list_verdicts(status: Status, change: int) -> list[CommitVerdict]:
         or any(each.type == "LedgerNamed" and not each.status for each in status.conditions)
     ):
         return []
-    results = [(each.commit, each.says) for each in status.passed_commits[-_MAX_VERDICTS:]]
+    results = [(passed.commit, passed.says) for passed in status.passed_commits[-_MAX_VERDICTS:]]
     if status.held is not None:
         results.append((status.attempted, describe_holding_guards(status.held.guards)))
     elif status.accepted == status.attempted:
-        results.append(
-            (
-                status.attempted,
-                describe_acceptance([each.by for each in status.acknowledged if each.commit == status.attempted]),
-            )
-        )
-    elif any(each.severity is Severity.ERROR for each in status.problems):
+        names = [each.by for each in status.acknowledged if each.commit == status.attempted]
+        results.append((status.attempted, describe_acceptance(names)))
+    elif any(problem.severity is Severity.ERROR for problem in status.problems):
         results.append((status.attempted, describe_invalid_commit(status.problems)))
     return [
         CommitVerdict(commit=commit, judgement=parse_judgement(says), says=says, ledger=status.ledger, change=change)
@@ -409,27 +410,31 @@ class VerdictSender(RetryingSender):
         if self._may_report:
             return
         try:
-            found = self._forge.find_known_changes(commits, ledger, key) if commits else KnownChanges()
+            known = self._forge.find_known_changes(commits, ledger, key) if commits else KnownChanges()
         except (HostUnreachable, ForgeRefused) as error:
             self._update_report(has_asked=True)
             self.note_failure(type(error).__name__, str(error))
             return
         with self.changed:
-            self._key, self._may_report = key, bool(commits)
-            self._update_report(has_asked=True, known_changes=found.proven, claimed_changes=found.claimed)
+            self._key = key
+            self._may_report = bool(commits)
+            self._update_report(has_asked=True, known_changes=known.proven, claimed_changes=known.claimed)
         self.note_failure(None)
 
     def submit_verdicts(self, verdicts: Iterable[CommitVerdict]) -> None:
         """Queue each verdict that differs from the last verdict on its commit."""
         with self.changed:
             for verdict in verdicts:
-                before, newest = self._last_verdicts.pop(verdict.commit, None), self._newest_verdict
-                self._last_verdicts[verdict.commit] = self._newest_verdict = verdict
+                before = self._last_verdicts.pop(verdict.commit, None)
+                newest = self._newest_verdict
+                self._last_verdicts[verdict.commit] = verdict
+                self._newest_verdict = verdict
                 if before is None or replace(verdict, change=before.change) != before:
                     self._enqueue(verdict)
                 elif newest is not None and verdict.change != newest.change:
                     now = time.monotonic()
-                    self._progress_times = (self._progress_times[0] if self._progress_times is not None else now, now)
+                    first = self._progress_times[0] if self._progress_times is not None else now
+                    self._progress_times = (first, now)
             while len(self._last_verdicts) > 2 * _MAX_VERDICTS:
                 del self._last_verdicts[next(iter(self._last_verdicts))]
             self.changed.notify_all()
@@ -442,6 +447,7 @@ class VerdictSender(RetryingSender):
         super().close(timeout_s=timeout_s)
 
     def _enqueue(self, verdict: CommitVerdict) -> None:
+        """Queue a verdict as the last one, instead of an earlier verdict on its commit."""
         self._progress_times = None
         self._waiting.pop(verdict.commit, None)
         self._waiting[verdict.commit] = verdict
@@ -460,6 +466,7 @@ class VerdictSender(RetryingSender):
         return None
 
     def _update_report(self, **changed: Any) -> None:
+        """Replace these values of the report, and wake the instance if a value is new."""
         with self.changed:
             before, self._forge_report = self._forge_report, structs.replace(self._forge_report, **changed)
         if self._forge_report != before:
@@ -492,11 +499,10 @@ class VerdictSender(RetryingSender):
             if known is None or known.description != verdict.description:
                 self._forge.write(verdict)
         except ForgeRefused:
-            if (
-                known is None
-                or not known.is_proven(self._key)
-                or replace(known, change=verdict.change).with_proof(self._key).description != verdict.description
-            ):
+            if known is None or not known.is_proven(self._key):
+                raise
+            expected = replace(known, change=verdict.change).with_proof(self._key)
+            if expected.description != verdict.description:
                 raise
 
 
@@ -504,7 +510,9 @@ class ForgeReader:
     """Reads the ledger's change number from a forge before an active instance reports anything to it."""
 
     def __init__(self, verdicts: VerdictSender, source: Source, store: Store) -> None:
-        self._verdicts, self._source, self._ledger = verdicts, source, store.progress[0]
+        self._verdicts = verdicts
+        self._source = source
+        self._ledger, _ = store.progress
         self._key = ensure_status_key(store)
 
     @property
@@ -524,8 +532,8 @@ def list_first_parents(source: Source) -> tuple[Revision, ...]:
     latest, accepted = source.latest(), source.accepted()
     if latest is None:
         return ()
-    between = tuple(revision for revision, _ in reversed(source.merges(accepted, latest))) or (latest,)
-    return between if accepted is None or accepted in between else (*between, accepted)
+    revisions = tuple(revision for revision, _ in reversed(source.merges(accepted, latest))) or (latest,)
+    return revisions if accepted is None or accepted in revisions else (*revisions, accepted)
 
 
 def find_project(settings: Settings) -> Project | None:
@@ -549,18 +557,15 @@ def send_verdicts(
     if forge_settings is None or project is None:
         yield None
         return
-    verdicts = VerdictSender(
-        Forge(
-            project,
-            forge_settings.token,
-            name=forge_settings.name,
-            link=forge_settings.link,
-            ca_bundle=settings.git.ca_bundle,
-            allow_token_over_http=forge_settings.allow_token_over_http,
-        ),
-        wake,
-        reads_changes_first=True,
+    forge = Forge(
+        project,
+        forge_settings.token,
+        name=forge_settings.name,
+        link=forge_settings.link,
+        ca_bundle=settings.git.ca_bundle,
+        allow_token_over_http=forge_settings.allow_token_over_http,
     )
+    verdicts = VerdictSender(forge, wake, reads_changes_first=True)
     try:
         yield verdicts
     finally:
