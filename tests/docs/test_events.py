@@ -50,7 +50,6 @@ _COMPUTED_TYPES: Final[dict[tuple[str, str], set[str]]] = {
     ("controller/records/provisioning.py", "str(attempt.step)"): {
         str(each) for each in (InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED)
     },
-    ("controller/bmcs/schedule.py", "type"): {"MediumInserted", "MediumEjected"},
     # The events of a medium replace `Inserted`. Only requests of operators write `Opened`, as `Requested`.
     ("controller/bmcs/schedule.py", "f'Override{record.state}'"): (
         overrides := {f"Override{each}" for each in {*OverrideState} - {OverrideState.INSERTED, OverrideState.OPENED}}

@@ -25,7 +25,7 @@ from gitboot.render.server_files import ServerDetails, ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import last_attempt, provision_key
 from gitboot.resolve.provisioning_record import Record, StopScope
-from gitboot.resolve.server_decision import Decision, MaintenanceDecision, OverrideTarget
+from gitboot.resolve.server_decision import MaintenanceDecision, OverrideTarget
 from gitboot.resolve.server_plan import BootPlan, Cause, Phase
 
 SITE = "Site"  # the only value of maxUnavailablePer that is not a label key
@@ -53,7 +53,9 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
 
     def find_current_plan(self, power_records: Iterable[PowerRecord]) -> PowerPlan | None:
         """Return the plan whose reset is due or has begun, or None: this plan, or one of ``begun_plans``."""
-        return self if self.is_due or self._has_open_record(power_records) else next(iter(self.begun_plans), None)
+        if self.is_due or self._has_open_record(power_records):
+            return self
+        return self.begun_plans[0] if self.begun_plans else None
 
     def is_new(self, power_records: Iterable[PowerRecord]) -> bool:
         """Return whether the power change is due and the ledger does not show that gitboot has requested it."""
@@ -62,53 +64,54 @@ class PowerPlan(Struct, frozen=True, kw_only=True):
 
     def as_wait_only(self, power_records: Iterable[PowerRecord]) -> PowerPlan | None:
         """Return a plan that only waits until the machine is back, or None if gitboot has not begun a reset."""
-        if not self._has_open_record(power_records):
-            return structs.replace(self.begun_plans[0], begun_plans=self.begun_plans[1:]) if self.begun_plans else None
-        return structs.replace(self, is_due=False, power_change=structs.replace(self.power_change, may_reset=False))
+        if self._has_open_record(power_records):
+            return structs.replace(self, is_due=False, power_change=structs.replace(self.power_change, may_reset=False))
+        return _chain_plans(self.begun_plans)
 
     def _has_open_record(self, power_records: Iterable[PowerRecord]) -> bool:
         return any(each.reason == self.power_change.reason and each.state.is_open for each in power_records)
 
     @property
     def wave_text(self) -> str:
+        """When the reset takes place, for an operator."""
         if self.maintenance is None:
             return "at once"
-        scope = f"Maintenance/{self.maintenance}{f' in {self.group}' if self.group is not None else ''}"
+        group = f" in {self.group}" if self.group is not None else ""
+        scope = f"Maintenance/{self.maintenance}{group}"
         return f"in its power wave ({scope}: at most {self.limit} of the servers may be down)"
 
 
 def find_power_plan(state: ServerState, power_records: Mapping[str, PowerRecord]) -> PowerPlan | None:
     """Return the power plan of a server, or None if gitboot will neither reset the machine nor wait for it."""
-    power = _plan_power(state.decision, state.plan, state.record, power_records, stop=state.stop, details=state.details)
+    power = _plan_power(state, power_records)
     begun_plans = tuple(_list_begun_plans(state, power_records))
     if power is None:
-        return structs.replace(begun_plans[0], begun_plans=begun_plans[1:]) if begun_plans else None
-    return structs.replace(
-        power, begun_plans=tuple(each for each in begun_plans if each.power_change.reason != power.power_change.reason)
-    )
+        return _chain_plans(begun_plans)
+    reason = power.power_change.reason
+    return structs.replace(power, begun_plans=tuple(plan for plan in begun_plans if plan.power_change.reason != reason))
 
 
-def _plan_power(
-    decision: Decision,
-    plan: BootPlan | None,
-    record: Record | None,
-    power_records: Mapping[str, PowerRecord],
-    *,
-    stop: StopScope,
-    details: ServerDetails,
-) -> PowerPlan | None:
+def _chain_plans(plans: tuple[PowerPlan, ...]) -> PowerPlan | None:
+    """Return the first plan with the others as its ``begun_plans``, or None if there are no plans."""
+    return structs.replace(plans[0], begun_plans=plans[1:]) if plans else None
+
+
+def _plan_power(state: ServerState, power_records: Mapping[str, PowerRecord]) -> PowerPlan | None:
     """Return the power change that a server's plan requires, or None if the plan requires no power change.
 
     No power change is required while boots are stopped, or if the machine has no usable record.
     """
-    if plan is None or record is None or decision.stopped or stop is not StopScope.NONE:
+    decision, plan, record = state.decision, state.plan, state.record
+    if plan is None or record is None or decision.stopped or state.stop is not StopScope.NONE:
         return None
     override = plan.override.reason if plan.override is not None else None
     # If gitboot may set overrides, a reset leads to the planned boot only with an override, or if the plan boots
     # from the disk.
     is_reached = plan.override is not None or plan.boot is None
-    if (name := plan.maintenance or plan.waiting_maintenance) is None:
-        policy, is_first_boot = decision.policy, plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
+    name = plan.maintenance or plan.waiting_maintenance
+    if name is None:
+        policy = decision.policy
+        is_first_boot = plan.phase is Phase.NETWORK and plan.cause is Cause.PENDING
         if (
             policy is None
             or policy.power is not PolicyPower.ON
@@ -128,8 +131,8 @@ def _plan_power(
         return None
     # A maintenance without an image boots from the local disk, for which no override is needed.
     is_due = plan.cause is Cause.MAINTENANCE_DISK if maintenance.boot is None else plan.phase is Phase.MAINTENANCE
-    power = _build_maintenance_power(maintenance, record, power_records, details)
-    ends = [each for each in (maintenance.end, plan.next_transition) if each is not None]
+    power = _build_maintenance_power(maintenance, record, power_records, state.details)
+    ends = [end for end in (maintenance.end, plan.next_transition) if end is not None]
     return structs.replace(
         power,
         is_due=is_due and (is_reached or maintenance.override is OverrideMode.NONE),
@@ -140,6 +143,7 @@ def _plan_power(
 def _build_maintenance_power(
     maintenance: MaintenanceDecision, record: Record, power_records: Mapping[str, PowerRecord], details: ServerDetails
 ) -> PowerPlan:
+    """Return the power plan of a server in a maintenance, with a reset that is not due yet."""
     last_run = record.runs.get(maintenance.name)
     return PowerPlan(
         power_change=WantedPowerChange(
@@ -164,12 +168,14 @@ def _list_begun_plans(state: ServerState, power_records: Mapping[str, PowerRecor
     """
     if state.record is None or state.decision.stopped or state.stop is not StopScope.NONE:
         return
-    for each in state.decision.maintenances if power_records else ():
-        if each.power is MaintenancePower.NONE or not each.is_active(state.at):
+    for maintenance in state.decision.maintenances if power_records else ():
+        if maintenance.power is MaintenancePower.NONE or not maintenance.is_active(state.at):
             continue
-        begun = [record for record in power_records.values() if is_run_record(record, each) and record.state.is_open]
+        begun = [
+            record for record in power_records.values() if is_run_record(record, maintenance) and record.state.is_open
+        ]
         if begun:  # perhaps for an earlier run, or in an earlier window
-            power = _build_maintenance_power(each, state.record, power_records, state.details)
+            power = _build_maintenance_power(maintenance, state.record, power_records, state.details)
             reason = max(begun, key=lambda record: record.since).reason
             yield structs.replace(
                 power,
@@ -184,7 +190,9 @@ def find_limit_group(maintenance: MaintenanceDecision, details: ServerDetails) -
     The result is also None if the server does not have the label that defines the groups.
     """
     label = maintenance.max_unavailable_per
-    return details.site if label == SITE else details.labels.get(label) if label is not None else None
+    if label is None:
+        return None
+    return details.site if label == SITE else details.labels.get(label)
 
 
 def _find_power_reason(maintenance: MaintenanceDecision, power_records: Mapping[str, PowerRecord]) -> str:
@@ -212,20 +220,23 @@ def extend_power_records(update: LedgerUpdate, commit: Commit, changed: Collecti
     for name in sorted(changed):
         if (decision := commit.decisions.servers.get(name)) is None:
             continue
-        power_records = {each.reason: each for each in update.power_records.list_records(decision.uuid)}
-        for each in decision.maintenances if power_records else ():
-            record = power_records.get(_find_power_reason(each, power_records))
-            if record is not None and record.end is not None and (each.end is None or each.end > record.end):
-                update.power_records.set_record(decision.uuid, structs.replace(record, end=each.end))
+        power_records = {record.reason: record for record in update.power_records.list_records(decision.uuid)}
+        for maintenance in decision.maintenances if power_records else ():
+            record = power_records.get(_find_power_reason(maintenance, power_records))
+            if record is None or record.end is None:
+                continue
+            if maintenance.end is None or maintenance.end > record.end:
+                update.power_records.set_record(decision.uuid, structs.replace(record, end=maintenance.end))
 
 
 def set_power_states(
     update: LedgerUpdate, uuid: SystemUuid, state: PowerRecordState, is_selected: Callable[[PowerRecord], bool]
 ) -> int:
     """Set the selected power records to the state that an operator stated. Return the number of changed records."""
-    chosen = [each for each in update.power_records.list_records(uuid) if each.state is not state and is_selected(each)]
-    for each in chosen:
-        update.power_records.set_record(uuid, structs.replace(each, state=state))
+    records = [record for record in update.power_records.list_records(uuid) if record.state is not state]
+    chosen = [record for record in records if is_selected(record)]
+    for record in chosen:
+        update.power_records.set_record(uuid, structs.replace(record, state=state))
     return len(chosen)
 
 
@@ -240,9 +251,11 @@ def build_media_urls(plan: BootPlan | None, keys: TokenKeys) -> tuple[str | None
 
 
 def build_wanted_override(plan: BootPlan | None, keys: TokenKeys) -> WantedOverride | None:
+    """Return the override that a plan requires, or None if the plan requires no override."""
     if plan is None or plan.override is None:
         return None
-    override = plan.override
+    override, boot = plan.override, plan.boot
+    is_loader = boot is not None and boot.http_boot is HttpBoot.LOADER
     medium, data_medium = build_media_urls(plan, keys) if override.target is OverrideTarget.CD else (None, None)
     return WantedOverride(
         reason=override.reason,
@@ -256,11 +269,9 @@ def build_wanted_override(plan: BootPlan | None, keys: TokenKeys) -> WantedOverr
             data_medium=data_medium,
         ),
         set_again=override.set_again,
-        writes_disk=plan.boot is not None and plan.boot.writes_disk,
-        needs_http_uri=plan.boot is not None and plan.boot.http_boot is HttpBoot.ISO,
-        loader_url_prefix=f"{plan.base_url}/"
-        if plan.boot is not None and plan.boot.http_boot is HttpBoot.LOADER
-        else None,
+        writes_disk=boot is not None and boot.writes_disk,
+        needs_http_uri=boot is not None and boot.http_boot is HttpBoot.ISO,
+        loader_url_prefix=f"{plan.base_url}/" if is_loader else None,
         valid_until=plan.next_transition,
     )
 
@@ -299,8 +310,10 @@ def find_desired_state(
         wanted = structs.replace(add_server_state(wanted, state, snapshot), may_set=may_set)
         if not may_set and (record is None or record.state.is_unused):
             wanted = None
-    if needs_evidence := _may_have_booted_before(state, records):  # an operator must then look at the machine
-        may_set, wanted, is_new = False, None, False
+    needs_evidence = _may_have_booted_before(state, records)
+    if needs_evidence:  # an operator must look at the machine
+        may_set = is_new = False
+        wanted = None
     if not may_set and power is not None:
         power = power.as_wait_only(power_records)
     needs_progress = awaits_progress(snapshot, state, commit.fleet.provisioning.evidence)
@@ -308,22 +321,19 @@ def find_desired_state(
     is_read = needs_progress or needs_evidence or is_waiting
     if wanted is None and power is None and not is_read and not any(each.may_be_left_on_bmc for each in records):
         return DesiredState(is_new=is_new)
-    return DesiredState(
-        BmcTask(
-            server=machine.name,
-            uuid=uuid,
-            bmc=machine.bmc,
-            wanted=wanted,
-            records=records,
-            site=commit.sites.get(machine.name),
-            serial=machine.serial,
-            with_clock=needs_progress,
-            keep_media=tuple(filter(None, build_media_urls(state.plan, keys))),
-            power_records=power_records,
-        ),
-        power,
-        is_new,
+    task = BmcTask(
+        server=machine.name,
+        uuid=uuid,
+        bmc=machine.bmc,
+        wanted=wanted,
+        records=records,
+        site=commit.sites.get(machine.name),
+        serial=machine.serial,
+        with_clock=needs_progress,
+        keep_media=tuple(filter(None, build_media_urls(state.plan, keys))),
+        power_records=power_records,
     )
+    return DesiredState(task, power, is_new)
 
 
 def _may_have_booted_before(state: ServerState, overrides: Iterable[OverrideRecord]) -> bool:
@@ -371,12 +381,12 @@ def _waits_for_power_off(state: ServerState) -> bool:
 def build_leftover_task(uuid: SystemUuid, commit: Commit, snapshot: LedgerSnapshot) -> BmcTask | None:
     """Return the task that clears a leftover override at a machine's former BMC, or None if no task is needed."""
     records = snapshot.list_overrides(uuid)
-    leftover_records = [each for each in records if each.may_be_left_on_bmc]
+    leftover_records = [record for record in records if record.may_be_left_on_bmc]
     if not leftover_records:
         return None
     machine, last = commit.machines.get(uuid), snapshot.machines.get(uuid)
-    bmcs = (*(each.bmc for each in leftover_records), last.bmc if last is not None else None)
-    bmc = next((each for each in bmcs if each is not None), None)
+    bmcs = (*(record.bmc for record in leftover_records), last.bmc if last is not None else None)
+    bmc = next((bmc for bmc in bmcs if bmc is not None), None)
     if bmc is None or (
         machine is not None and machine.bmc is not None and machine.bmc.normalized_address == bmc.normalized_address
     ):

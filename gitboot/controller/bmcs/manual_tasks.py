@@ -115,6 +115,7 @@ class ManualTask(BmcTask, frozen=True, kw_only=True):
 
     @property
     def evidence(self) -> str:
+        """In one or two words, what gitboot knows about the boot that the plan requires."""
         record = self.record
         if record is None or self.decision is None:
             return "unseen" if self.is_unobservable else "unknown"
@@ -135,7 +136,7 @@ class ManualTask(BmcTask, frozen=True, kw_only=True):
             plan is not None
             and plan.phase is Phase.NETWORK
             and plan.key is not None
-            and any(each.reason == plan.key and each.state is OverrideState.LOST for each in self.records)
+            and any(record.reason == plan.key and record.state is OverrideState.LOST for record in self.records)
         )
 
     @property
@@ -166,11 +167,13 @@ class Inspection(Struct, frozen=True, kw_only=True):
         if self.observed is None or not self.observed.secure_boot:
             return ()
         return tuple(
-            f"Secure Boot is on, but {each}, so the firmware will reject this file" for each in self.rejected_programs
+            f"Secure Boot is on, but {program}, so the firmware will reject this file"
+            for program in self.rejected_programs
         )
 
     @property
     def needs_operator(self) -> bool:
+        """Whether an operator must look at the BMC or at the machine's disks."""
         return (
             isinstance(self.step, AskOperator)
             or isinstance(self.power_step, AskOperator)
@@ -179,6 +182,7 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def is_settled(self) -> bool:
+        """Whether the BMC has the desired state."""
         return isinstance(self.step, NoChange) and self.pending_reset is None
 
     @property
@@ -203,29 +207,33 @@ class Inspection(Struct, frozen=True, kw_only=True):
         return describe_request(self.step, self.observed) if self.observed is not None else ()
 
     def facts(self) -> dict[str, Any]:
-        task, record = self.task, self.task.record
+        """Return the JSON object of this BMC."""
+        task, record, observed = self.task, self.task.record, self.observed
+        seen = None
+        if observed is not None:
+            seen = _encode_override(
+                observed.override,
+                power=observed.power,
+                inPost=observed.in_post,
+                bootOrder=list(observed.boot_order),
+                secureBoot=observed.secure_boot,
+                firmwareUri=observed.firmware_uri,
+            )
         return {
             "server": task.server,
             "uuid": task.uuid,
             "bmc": task.bmc.address,
             "credentials": task.bmc.credentials,
-            "responded": self.observed is not None,
+            "responded": observed is not None,
             "phase": task.plan.phase if task.plan else None,
             "cause": task.plan.cause if task.plan else None,
             "wanted": _encode_override(task.wanted.override, reason=task.wanted.reason) if task.wanted else None,
-            "seen": _encode_override(
-                self.observed.override,
-                power=self.observed.power,
-                inPost=self.observed.in_post,
-                bootOrder=list(self.observed.boot_order),
-                secureBoot=self.observed.secure_boot,
-                firmwareUri=self.observed.firmware_uri,
-            )
-            if self.observed
-            else None,
+            "seen": seen,
             "recorded": [
-                _encode_override(each.override, reason=each.reason, state=each.state, at=format_instant(each.at))
-                for each in task.records
+                _encode_override(
+                    override.override, reason=override.reason, state=override.state, at=format_instant(override.at)
+                )
+                for override in task.records
             ],
             "evidence": record.evidence if record else None,
             "provisionedAt": format_instant(record.provisioned_at) if record and record.provisioned_at else None,
@@ -240,9 +248,11 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def why(self) -> str:
+        """The reason for the failure, for the next step, or for no step."""
         if self.failure is not None:
-            why, name = str(self.failure), self.task.bmc.credentials
-            return why if re.search(rf"\b{re.escape(name)}\b", why) else f"{why} (credentials {name})"
+            message, name = str(self.failure), self.task.bmc.credentials
+            is_named = re.search(rf"\b{re.escape(name)}\b", message) is not None
+            return message if is_named else f"{message} (credentials {name})"
         match self.step:
             case Wait(why=why):
                 return why
@@ -259,9 +269,9 @@ class Inspection(Struct, frozen=True, kw_only=True):
                     return f"another instance set the override for {record.reason}, so this instance does not set it"
                 return f"the override for {record.reason} is {record.state.lower()}"
             case SetOverride(record=record):
-                wanted, seen, dhcp_reason = self.task.wanted, self.observed, None
-                if wanted is not None and seen is not None:
-                    dhcp_reason = explain_dhcp_loader(wanted.override, seen)
+                wanted, dhcp_reason = self.task.wanted, None
+                if wanted is not None and self.observed is not None:
+                    dhcp_reason = explain_dhcp_loader(wanted.override, self.observed)
                 suffix = f"; {dhcp_reason}, so the DHCP server must name the boot loader" if dhcp_reason else ""
                 return f"required for {record.reason}{suffix}"
             case NoChange() if self.pending_reset is not None:
@@ -293,8 +303,9 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
     @property
     def next_action(self) -> str:
+        """The kind of the next step or of the failure, in one or two words."""
         if self.failure is not None:
-            return next(word for kind, word in _FAILURE_TEXTS.items() if isinstance(self.failure, kind))
+            return next(text for error_type, text in _FAILURE_TEXTS.items() if isinstance(self.failure, error_type))
         if isinstance(self.step, NoChange) and self.pending_reset is not None:
             return "Power"
         return STEP_NAMES[type(self.step)]
@@ -302,7 +313,13 @@ class Inspection(Struct, frozen=True, kw_only=True):
 
 def list_manual_tasks(commit: Commit, snapshot: LedgerSnapshot, keys: TokenKeys, at: datetime) -> Iterator[ManualTask]:
     """Yield the machines with a BMC, sorted by name, then removed machines whose BMC may still have an override."""
-    commit = remove_withheld_boots(commit, snapshot.facts.withheld)
+    yield from _list_described_machines(remove_withheld_boots(commit, snapshot.facts.withheld), snapshot, keys, at)
+    yield from _list_removed_machines(commit, snapshot)
+
+
+def _list_described_machines(
+    commit: Commit, snapshot: LedgerSnapshot, keys: TokenKeys, at: datetime
+) -> Iterator[ManualTask]:
     shared = SharedIdentityValues().update(snapshot.pins, snapshot.machines).values
     stop = find_stop_scope(snapshot, commit, snapshot.facts.orders)
     unverified_reason = find_unverified_reason(snapshot.facts, commit.decisions)
@@ -310,7 +327,8 @@ def list_manual_tasks(commit: Commit, snapshot: LedgerSnapshot, keys: TokenKeys,
         machine, record = commit.machines[decision.uuid], snapshot.record(decision.uuid)
         if machine.bmc is None:
             continue
-        details, absent = build_server_details(commit, decision.server), snapshot.find_missing_files(decision)
+        details = build_server_details(commit, decision.server)
+        absent = snapshot.find_missing_files(decision)
         server_state = plan_server(decision, record, at, details, stop, snapshot.find_later_clock(at), keys, absent)
         plan = server_state.plan
         wanted = build_wanted_override(plan, keys)
@@ -335,9 +353,13 @@ def list_manual_tasks(commit: Commit, snapshot: LedgerSnapshot, keys: TokenKeys,
             unverified_reason=unverified_reason,
             unnamed_ledger=snapshot.facts.identity if commit.ledger is None else None,
         )
+
+
+def _list_removed_machines(commit: Commit, snapshot: LedgerSnapshot) -> Iterator[ManualTask]:
     for uuid in sorted(snapshot.overrides):
         overrides, current_machine = snapshot.list_overrides(uuid), commit.machines.get(uuid)
-        bmc = next((each.bmc for each in overrides if each.may_be_left_on_bmc and each.bmc is not None), None)
+        bmcs = [override.bmc for override in overrides if override.may_be_left_on_bmc]
+        bmc = next((bmc for bmc in bmcs if bmc is not None), None)
         if bmc is None or (current_machine is not None and current_machine.bmc is not None):
             continue
         yield ManualTask(
@@ -409,13 +431,13 @@ def _run_manual_tasks(
             value = failed_result(task, _explain_failure(task, error))
         return value, sample
 
-    found: list[Value] = []
+    values: list[Value] = []
     with closing(TaskRunner[SystemUuid, Value]()) as runner:
-        runner.add(Task(each.uuid, each.site, partial(run_task, each)) for each in tasks)
+        runner.add(Task(task.uuid, task.site, partial(run_task, task)) for task in tasks)
         while results := runner.wait_for_results():
-            found += results.values()
+            values += results.values()
             on_done(len(results))
-    return found
+    return values
 
 
 def _explain_failure(task: ManualTask, error: Exception) -> Failure:
@@ -462,12 +484,12 @@ def _inspect_bmc(task: ManualTask, bmc: Driver, *, at: datetime, find_fault: Fin
     is_new = is_new or (isinstance(step, ConfirmRecord) and step.record.state is OverrideState.SET_BY_ANOTHER)
     if task.unnamed_ledger is not None and is_new:
         step = Wait(why=_NO_LEDGER_NAMED)
-    wanted = task.power.find_power_change(task.power_records, now=True) if task.power is not None else None
+    power_change = task.power.find_power_change(task.power_records, now=True) if task.power is not None else None
     power_step: PowerChangeStep | None = None
-    if wanted is not None:
+    if power_change is not None:
         power_step = next_power_step(
-            wanted=wanted,
-            record=next((each for each in task.power_records if each.reason == wanted.reason), None),
+            wanted=power_change,
+            record=next((each for each in task.power_records if each.reason == power_change.reason), None),
             observed=bmc.with_reset_types(observed),
             overrides=task.records,
             now=at,
@@ -489,11 +511,9 @@ def format_override(override: Override | None) -> str:
     """Format an override in two words. For a disabled override, omit the target."""
     if override is None:
         return "-"
-    return (
-        str(override.enabled)
-        if override.enabled is OverrideEnabled.DISABLED
-        else f"{override.enabled} {override.target}"
-    )
+    if override.enabled is OverrideEnabled.DISABLED:
+        return str(override.enabled)
+    return f"{override.enabled} {override.target}"
 
 
 def _encode_override(override: Override, **more: Any) -> dict[str, Any]:
@@ -518,14 +538,17 @@ class PowerResult(Struct, frozen=True, kw_only=True):
 
     @property
     def would_send(self) -> bool:
+        """Whether a reset was selected."""
         return isinstance(self.step, ResetType)
 
     @property
     def is_failed(self) -> bool:
+        """Whether gitboot refused the power action, or could not complete it."""
         return isinstance(self.step, PowerChangeRefusal)
 
     @property
     def text(self) -> str:
+        """The selected reset, or the reason why no reset was selected."""
         return str(self.step) if isinstance(self.step, ResetType) else self.step.why
 
     def facts(self) -> dict[str, Any]:

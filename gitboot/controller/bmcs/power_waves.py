@@ -16,6 +16,7 @@ from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.model.scalars import SystemUuid
+from gitboot.render.server_files import ServerState
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import MaintenanceDecision
 from gitboot.resolve.server_plan import Cause
@@ -26,24 +27,24 @@ def update_power_waves(schedule: Schedule, snapshot: LedgerSnapshot, at: datetim
 
     A maintenance stops if a machine does not come back within ``timeout`` after gitboot has reset it.
     """
-    in_wave, members, uuids = set[SystemUuid](), list[WaveMember](), {}
+    in_wave = set[SystemUuid]()
+    members = list[WaveMember]()
+    uuids: dict[str, SystemUuid] = {}  # by server
     for uuid, power in sorted(schedule.power.items()):
-        task, bmc = schedule.tasks[uuid], schedule.bmcs.get(uuid)
-        power_records = snapshot.power_records.get(uuid, {})
-        if power.maintenance is None and _may_reset(task, power, bmc, power_records.get(power.power_change.reason), at):
-            in_wave.add(uuid)
+        task, bmc_state = schedule.tasks[uuid], schedule.bmcs.get(uuid)
         uuids[task.server] = uuid
-        plans = {each.maintenance: each for each in (*power.begun_plans, power)}  # one for each maintenance
-        members += [
-            _build_wave_member(name, each, task, bmc, power_records.get(each.power_change.reason), at, timeout)
-            for name, each in plans.items()
-            if name is not None
-        ]
-    found = choose_wave(members, at, timeout)
+        by_maintenance = {plan.maintenance: plan for plan in (*power.begun_plans, power)}
+        for maintenance, plan in by_maintenance.items():
+            record = snapshot.power_records.get(uuid, {}).get(plan.power_change.reason)
+            if maintenance is not None:
+                members.append(_build_wave_member(maintenance, plan, task, bmc_state, record, at, timeout))
+            elif plan is power and _may_reset(task, plan, bmc_state, record, at):
+                in_wave.add(uuid)  # a policy requires the reset, so no limit applies
+    wave = choose_wave(members, at, timeout)
     return structs.replace(
         schedule,
-        in_wave=frozenset(in_wave | {uuids[name] for name in found.servers}),
-        stopped_maintenances=found.stopped,
+        in_wave=frozenset(in_wave | {uuids[name] for name in wave.servers}),
+        stopped_maintenances=wave.stopped,
     )
 
 
@@ -56,10 +57,11 @@ def _build_wave_member(
     at: datetime,
     timeout: timedelta,
 ) -> WaveMember:
-    since = [
-        each.since
-        for each in task.power_records
-        if each is not record and _may_still_be_down(each, bmc_state, at, timeout)
+    """Return the state of a server in a maintenance. ``record`` is the record of the reset that ``power`` requires."""
+    reset_times = [
+        other.since
+        for other in task.power_records
+        if other is not record and _may_still_be_down(other, bmc_state, at, timeout)
     ]
     if (
         record is not None
@@ -68,7 +70,7 @@ def _build_wave_member(
         # Without the planned boot, gitboot may never observe the fetch that proves that the machine is back.
         and (power.is_boot_planned or _may_still_be_down(record, bmc_state, at, timeout))
     ):
-        since.append(record.since)
+        reset_times.append(record.since)
     is_unknown = bmc_state is None or bmc_state.outcome is None or bmc_state.may_be_resetting
     is_down = (
         bmc_state is not None
@@ -81,7 +83,7 @@ def _build_wave_member(
         group=power.group,
         limit=power.limit,
         ready=_may_reset(task, power, bmc_state, record, at),
-        away_since=min(since, default=None),
+        away_since=min(reset_times, default=None),
         down=is_unknown or is_down,
     )
 
@@ -100,44 +102,57 @@ def choose_drains(schedule: Schedule, plans: Plans, snapshot: LedgerSnapshot, at
     if not groups or not schedule.may_set or schedule.failures >= schedule.max_failures:
         return frozenset()
     drained_machines = _find_drained_machines(schedule, plans, snapshot, at)
-    found = set[SystemUuid]()
+    chosen = set[SystemUuid]()
     for group, uuids in groups.items():
-        members, ready = {*uuids, *drained_machines[group]}, []
-        busy = len(members) - len(uuids)
+        drained = drained_machines[group]
+        size = len({*uuids, *drained})
+        busy = size - len(uuids)  # drained machines without a power plan
+        ready = []
         for uuid in uuids:
-            state, seen = plans.servers.get(schedule.tasks[uuid].server), schedule.bmcs.get(uuid)
-            is_up = (
-                seen is not None
-                and seen.outcome in (TaskOutcome.UNCHANGED, TaskOutcome.APPLIED)
-                and seen.power == "On"
-                and not seen.in_post
-            )
-            is_waiting = state is not None and state.plan is not None and state.plan.cause is Cause.WAITING_FOR_DRAIN
-            is_out = uuid in drained_machines[group]
-            busy += is_out or not is_up
-            if not is_waiting or not is_up:
+            server, is_up = schedule.tasks[uuid].server, _is_up(schedule.bmcs.get(uuid))
+            if uuid in drained or not is_up:
+                busy += 1
+            if not is_up or not _waits_for_drain(plans.servers.get(server)):
                 continue
-            if is_out:  # this server already counts, so another drain does not put one more out of service
-                found.add(uuid)
+            if uuid in drained:  # this server already counts, so another drain does not put one more out of service
+                chosen.add(uuid)
             else:
-                ready.append((schedule.tasks[uuid].server, uuid))
-        spare = max(_compute_limit(schedule.power[uuids[0]].limit, len(members)) - busy, 0)
-        found.update(uuid for _, uuid in sorted(ready)[:spare])
-    return frozenset(found)
+                ready.append((server, uuid))
+        spare = max(_compute_limit(schedule.power[uuids[0]].limit, size) - busy, 0)
+        chosen.update(uuid for _, uuid in sorted(ready)[:spare])
+    return frozenset(chosen)
+
+
+def _is_up(bmc_state: BmcState | None) -> bool:
+    """Return whether the last BMC task succeeded and the machine was on and past POST."""
+    return (
+        bmc_state is not None
+        and bmc_state.outcome in (TaskOutcome.UNCHANGED, TaskOutcome.APPLIED)
+        and bmc_state.power == "On"
+        and not bmc_state.in_post
+    )
+
+
+def _waits_for_drain(state: ServerState | None) -> bool:
+    return state is not None and state.plan is not None and state.plan.cause is Cause.WAITING_FOR_DRAIN
 
 
 def _find_drained_machines(
     schedule: Schedule, plans: Plans, snapshot: LedgerSnapshot, at: datetime
-) -> Mapping[tuple[str, str | None], set[SystemUuid]]:
-    found: defaultdict[tuple[str, str | None], set[SystemUuid]] = defaultdict(set)
+) -> defaultdict[tuple[str, str | None], set[SystemUuid]]:
+    """Return the machines whose drain has begun and not ended, by maintenance and group."""
+    drained: defaultdict[tuple[str, str | None], set[SystemUuid]] = defaultdict(set)
     for name in plans.drained:
         state = plans.servers[name]
         uuid = state.decision.uuid
-        record, records, seen = snapshot.stored_record(uuid), snapshot.list_power_records(uuid), schedule.bmcs.get(uuid)
-        for each in state.decision.maintenances:
-            if record is not None and _is_drained(each, record, records, seen, at):
-                found[each.name, find_limit_group(each, state.details)].add(uuid)
-    return found
+        record = snapshot.stored_record(uuid)
+        if record is None:
+            continue
+        power_records, bmc_state = snapshot.list_power_records(uuid), schedule.bmcs.get(uuid)
+        for maintenance in state.decision.maintenances:
+            if _is_drained(maintenance, record, power_records, bmc_state, at):
+                drained[maintenance.name, find_limit_group(maintenance, state.details)].add(uuid)
+    return drained
 
 
 def _is_drained(
@@ -163,9 +178,9 @@ def _is_drained(
         return True
     run_at = run.at if run is not None else None
     return not any(
-        each.state is PowerRecordState.BACK or _is_machine_back(run_at, bmc_state, each)
-        for each in power_records
-        if is_run_record(each, maintenance) and each.since >= drained_at
+        reset.state is PowerRecordState.BACK or _is_machine_back(run_at, bmc_state, reset)
+        for reset in power_records
+        if is_run_record(reset, maintenance) and reset.since >= drained_at
     )
 
 
@@ -190,9 +205,9 @@ def _may_reset(
         return False
     if bmc_state.power != ("Off" if power.power_change.operation is PowerOperation.ON else "On"):
         return False
-    override = power.power_change.override_reason
-    return override is None or any(
-        each.reason == override and each.state is OverrideState.CONFIRMED for each in task.records
+    reason = power.power_change.override_reason
+    return reason is None or any(
+        override.reason == reason and override.state is OverrideState.CONFIRMED for override in task.records
     )
 
 
@@ -253,16 +268,17 @@ def choose_wave(members: Iterable[WaveMember], at: datetime, timeout: timedelta)
     """
     groups: defaultdict[tuple[str, str | None], list[WaveMember]] = defaultdict(list)
     stopped: defaultdict[str, list[str]] = defaultdict(list)
-    for each in members:
-        groups[each.maintenance, each.group].append(each)
-        if each.away_since is not None and at - each.away_since >= timeout:
-            stopped[each.maintenance].append(each.name)
+    for member in members:
+        groups[member.maintenance, member.group].append(member)
+        if member.away_since is not None and at - member.away_since >= timeout:
+            stopped[member.maintenance].append(member.name)
     chosen: set[str] = set()
     for (maintenance, _), group in groups.items():
-        if maintenance not in stopped:
-            busy = sum(each.down or each.away_since is not None for each in group)
-            spare = _compute_limit(group[0].limit, len(group)) - busy
-            chosen.update(sorted(each.name for each in group if each.ready)[: max(spare, 0)])
+        if maintenance in stopped:
+            continue
+        busy = sum(member.down or member.away_since is not None for member in group)
+        spare = max(_compute_limit(group[0].limit, len(group)) - busy, 0)
+        chosen.update(sorted(member.name for member in group if member.ready)[:spare])
     return PowerWave(
         servers=frozenset(chosen), stopped={name: tuple(sorted(names)) for name, names in sorted(stopped.items())}
     )

@@ -35,6 +35,28 @@ CLEAR_EVERY: Final = timedelta(seconds=10)  # interval while a BMC responds that
 OVERDUE: Final = timedelta(minutes=5)
 _PAUSE: Final = timedelta(minutes=1)  # pause after too many consecutive failures
 
+# OVERRIDE is the override with the reason for it.
+_OVERRIDE_STATE_TEXTS: Final = {
+    OverrideState.RECORDED: "OVERRIDE is about to be set, or was just set",
+    OverrideState.CONFIRMED: "OVERRIDE is set",
+    OverrideState.CLEARING: "OVERRIDE is about to be cleared, or was just cleared",
+    OverrideState.INSERTED: "the medium for OVERRIDE is inserted",
+    OverrideState.CLEARED: "OVERRIDE was cleared",
+    OverrideState.CONSUMED: "the server used OVERRIDE",
+    OverrideState.LOST: "OVERRIDE is gone, but gitboot has no evidence that the server used it",
+    OverrideState.SET_BY_ANOTHER: "OVERRIDE was set by another instance, so this instance does not set it",
+    OverrideState.OPENED: "OVERRIDE may replace the current override",
+    OverrideState.UNSENT: "OVERRIDE was not set, because the state of the BMC changed after gitboot read it",
+}
+# RESET is the type of the reset with the reason for it.
+_POWER_STATE_TEXTS: Final = {
+    PowerRecordState.RECORDED: "RESET is about to be requested, or was just requested",
+    PowerRecordState.REQUESTED: "RESET was requested",
+    PowerRecordState.DONE: "RESET is done",
+    PowerRecordState.BACK: "RESET is done, and the machine's operating system is running again",
+    PowerRecordState.REFUSED: "RESET was not executed",
+}
+
 
 class BmcState(Struct, frozen=True, kw_only=True):
     """The next due time of a BMC, and the result of its last task."""
@@ -61,13 +83,15 @@ class BmcState(Struct, frozen=True, kw_only=True):
 
     @property
     def is_fine(self) -> bool:
+        """Whether the BMC has the desired state, or no task has ended yet."""
         return self.outcome in (None, TaskOutcome.UNCHANGED, TaskOutcome.APPLIED)
 
     def reason(self, at: datetime) -> str:
-        late = self.late_since is not None and at - self.late_since >= OVERDUE
-        return (
-            "Overdue" if late and self.outcome is TaskOutcome.WAITING else str(self.operator_condition or self.outcome)
-        )
+        """Return the reason of the condition about this BMC."""
+        is_late = self.late_since is not None and at - self.late_since >= OVERDUE
+        if is_late and self.outcome is TaskOutcome.WAITING:
+            return "Overdue"
+        return str(self.operator_condition or self.outcome)
 
 
 class Schedule(Struct, frozen=True, kw_only=True):
@@ -105,22 +129,27 @@ class Schedule(Struct, frozen=True, kw_only=True):
         if not changed:
             return self
         bmcs, outcomes = dict(self.bmcs), Counter(self.outcomes)
-        for uuid, each in changed.items():
+        failing, uri_rejected = set(self.failing), set(self.uri_rejected)
+        for uuid, state in changed.items():
+            failing.discard(uuid)
+            uri_rejected.discard(uuid)
             if (before := bmcs.pop(uuid, None)) is not None:
                 outcomes[str(before.outcome or "Pending")] -= 1
-            if each is not None:
-                bmcs[uuid] = each
-                outcomes[str(each.outcome or "Pending")] += 1
-        found = {uuid: each for uuid, each in changed.items() if each is not None}
+            if state is None:
+                continue
+            bmcs[uuid] = state
+            outcomes[str(state.outcome or "Pending")] += 1
+            if not state.is_fine:
+                failing.add(uuid)
+            if state.dhcp_reason is not None:
+                uri_rejected.add(uuid)
+        due_times = {uuid: state.due if state is not None else None for uuid, state in changed.items()}
         return structs.replace(
             self,
             bmcs=bmcs,
-            agenda=self.agenda.reschedule(
-                {uuid: each.due if each is not None else None for uuid, each in changed.items()}
-            ),
-            failing=(self.failing - changed.keys()) | {uuid for uuid, each in found.items() if not each.is_fine},
-            uri_rejected=(self.uri_rejected - changed.keys())
-            | {uuid for uuid, each in found.items() if each.dhcp_reason is not None},
+            agenda=self.agenda.reschedule(due_times),
+            failing=frozenset(failing),
+            uri_rejected=frozenset(uri_rejected),
             outcomes={outcome: count for outcome, count in outcomes.items() if count},
         )
 
@@ -149,15 +178,18 @@ def plan_tasks(
     the same BMCs. Any task may clear an override. If a machine's document now names another BMC, gitboot clears the
     override at the old BMC before it sets a new one.
     """
-    uuids, is_named = {*changed, *schedule.blocked}, commit.ledger is not None
+    uuids = {*changed, *schedule.blocked}
+    is_named = commit.ledger is not None
     if (may_set, is_named) != (schedule.may_set, schedule.is_ledger_named):
         uuids = {*schedule.tasks, *commit.machines, *snapshot.overrides}
     if not uuids:
         return schedule, frozenset()
-    tasks = {**schedule.tasks}
+    tasks = dict(schedule.tasks)
+    leftover_tasks = {}
     for uuid in uuids:
         tasks.pop(uuid, None)
-    leftover_tasks = {uuid: task for uuid in uuids if (task := build_leftover_task(uuid, commit, snapshot)) is not None}
+        if (leftover_task := build_leftover_task(uuid, commit, snapshot)) is not None:
+            leftover_tasks[uuid] = leftover_task
     tasks |= leftover_tasks
     leftovers = (schedule.leftovers - uuids) | leftover_tasks.keys()
     old_addresses = {tasks[uuid].bmc.normalized_address for uuid in leftovers}
@@ -168,7 +200,7 @@ def plan_tasks(
             if uuid not in leftovers and task.bmc.normalized_address in old_addresses
         }
     blocked, without_ledger = set(), set()
-    power = {uuid: each for uuid, each in schedule.power.items() if uuid not in uuids}
+    power = {uuid: plan for uuid, plan in schedule.power.items() if uuid not in uuids}
     for uuid in uuids - leftovers:
         tasks.pop(uuid, None)
         machine = commit.machines.get(uuid)
@@ -202,7 +234,10 @@ def plan_tasks(
 def select_due_tasks(
     schedule: Schedule, snapshot: LedgerSnapshot, changed: Collection[SystemUuid], at: datetime
 ) -> tuple[tuple[BmcTask, ...], Schedule]:
-    """Return the due tasks and the updated schedule. An event or a changed plan can make a task due early."""
+    """Return the due tasks and the updated schedule. An event or a changed plan can make a task due early.
+
+    ``changed`` are the machines whose task may have changed.
+    """
     shared_identities = schedule.shared_identities.update(snapshot.pins, snapshot.machines)
     if shared_identities is not schedule.shared_identities:
         if shared_identities.values != schedule.shared_identities.values:
@@ -228,25 +263,25 @@ def select_due_tasks(
         uuid, before, power = task.uuid, schedule.bmcs[task.uuid], schedule.power.get(task.uuid)
         has_new_intent = not _find_open_intents(uuid, snapshot) <= before.open_intents
         # Whether there are fetches that this task will confirm or rule out.
-        has_pending = any(each.marks is None for each in snapshot.pending.get(uuid, ()))
-        tasks.append(
-            structs.replace(
-                task,
-                read_only=has_pending or has_new_intent,
-                pinned=snapshot.pins.get(uuid),
-                bmc_is_in_ledger=get_credential_use(task.bmc) in snapshot.known_pairs,
-                shared_values=schedule.shared_identities.values,
-                wanted_power=power.find_power_change(task.power_records, now=uuid in schedule.in_wave)
-                if power is not None
-                else None,
-            )
+        has_pending = any(fetch.marks is None for fetch in snapshot.pending.get(uuid, ()))
+        wanted_power = None
+        if power is not None:
+            wanted_power = power.find_power_change(task.power_records, now=uuid in schedule.in_wave)
+        due_task = structs.replace(
+            task,
+            read_only=has_pending or has_new_intent,
+            pinned=snapshot.pins.get(uuid),
+            bmc_is_in_ledger=get_credential_use(task.bmc) in snapshot.known_pairs,
+            shared_values=schedule.shared_identities.values,
+            wanted_power=wanted_power,
         )
+        tasks.append(due_task)
     return _limit_tasks(structs.replace(schedule, still_running=frozenset()), tasks, at)
 
 
 def _is_task_due_now(uuid: SystemUuid, schedule: Schedule, snapshot: LedgerSnapshot, before: BmcState) -> bool:
     """Return whether a new fetch, a new intent or the power wave makes a BMC task due."""
-    is_fetched = any(each.id not in before.pending_ids for each in snapshot.pending.get(uuid, ()))
+    is_fetched = any(fetch.id not in before.pending_ids for fetch in snapshot.pending.get(uuid, ()))
     is_in_wave = uuid in schedule.in_wave and not before.may_be_resetting
     return is_fetched or is_in_wave or not _find_open_intents(uuid, snapshot) <= before.open_intents
 
@@ -262,14 +297,12 @@ def _limit_tasks(schedule: Schedule, tasks: list[BmcTask], at: datetime) -> tupl
         return tuple(tasks), schedule
     until = schedule.paused_until
     may_probe = until is None or at >= until
-    admitted, postponed = [], {}
+    admitted = list[BmcTask]()
+    postponed = {}
     for task in tasks:
-        task = (
-            structs.replace(task, wanted_power=structs.replace(task.wanted_power, may_start_now=False))
-            if task.wanted_power is not None
-            else task
-        )
-        if task.read_only or any(each.may_be_left_on_bmc for each in task.records):
+        if task.wanted_power is not None:
+            task = structs.replace(task, wanted_power=structs.replace(task.wanted_power, may_start_now=False))
+        if task.read_only or any(record.may_be_left_on_bmc for record in task.records):
             admitted.append(task)
         elif may_probe:
             may_probe, until = False, at + _PAUSE
@@ -286,22 +319,24 @@ def record_submission(
     """Return the schedule after tasks were submitted. ``queued`` are the machines whose tasks the pool accepted."""
     changed, refused = {}, set()
     for task in tasks:
-        uuid, before = task.uuid, schedule.bmcs[task.uuid]
+        uuid = task.uuid
+        before = schedule.bmcs[uuid]
         if uuid not in queued:
             refused.add(uuid)
             # When the running task ends, it wakes the loop before this time.
             changed[uuid] = structs.replace(before, due=at + FIRST_RETRY)
             continue
+        interval = ONCE_READ_EVERY if _is_urgent(task, schedule.power.get(uuid)) else READ_EVERY
         changed[uuid] = structs.replace(
             before,
             name=task.server,
             late_since=before.late_since if before.wanted == task.wanted else None,
             wanted=task.wanted,
             bmc=task.bmc,
-            due=at + (ONCE_READ_EVERY if _is_urgent(task, schedule.power.get(task.uuid)) else READ_EVERY),
+            due=at + interval,
             may_be_resetting=task.wanted_power is not None and task.wanted_power.may_start_now,
-            pending_ids=frozenset(each.id for each in snapshot.pending.get(task.uuid, ())),
-            open_intents=_find_open_intents(task.uuid, snapshot),
+            pending_ids=frozenset(fetch.id for fetch in snapshot.pending.get(uuid, ())),
+            open_intents=_find_open_intents(uuid, snapshot),
         )
     return structs.replace(schedule.with_bmc_states(changed), still_running=schedule.still_running | refused)
 
@@ -310,18 +345,16 @@ def _is_urgent(task: BmcTask, power: PowerPlan | None) -> bool:
     """Return whether the BMC's state may change soon: a one-time override is set, or the machine is not back yet."""
     wanted = task.wanted
     if power is not None:
-        before = next((each for each in task.power_records if each.reason == power.power_change.reason), None)
-        if before is None or before.state is PowerRecordState.REFUSED:
-            if power.is_due:
-                return True  # a machine that is down delays the other machines
-        elif before.state.is_open:
+        if power.is_new(task.power_records):
+            return True  # a machine that is down delays the other machines
+        if any(reset.reason == power.power_change.reason and reset.state.is_open for reset in task.power_records):
             return True  # gitboot waits until the machine is back
-        if wanted is None and not any(each.may_be_left_on_bmc for each in task.records):
+        if wanted is None and not any(record.may_be_left_on_bmc for record in task.records):
             return False
     return (
         wanted is None
         or wanted.override.enabled is OverrideEnabled.ONCE
-        or not all(each.state is OverrideState.CONFIRMED for each in task.records if each.state.is_open)
+        or not all(record.state is OverrideState.CONFIRMED for record in task.records if record.state.is_open)
     )
 
 
@@ -347,12 +380,10 @@ def reschedule_now(schedule: Schedule, uuids: Collection[SystemUuid], at: dateti
     """Return the schedule with the tasks of these machines due now and their failure counts cleared."""
     if not uuids:
         return schedule
-    return structs.replace(
-        schedule.with_bmc_states(
-            {uuid: structs.replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs}
-        ),
-        paused_until=None,
-    )
+    due_now = {
+        uuid: structs.replace(schedule.bmcs[uuid], due=at, failures=0) for uuid in uuids if uuid in schedule.bmcs
+    }
+    return structs.replace(schedule.with_bmc_states(due_now), paused_until=None)
 
 
 # Results
@@ -379,9 +410,9 @@ def record_results(
     if schedule.failures < schedule.max_failures and schedule.paused_until is not None:
         # A BMC responded, so the tasks that were postponed are due now.
         resumed = {
-            uuid: structs.replace(each, due=at)
-            for uuid, each in schedule.bmcs.items()
-            if each.due == schedule.paused_until
+            uuid: structs.replace(state, due=at)
+            for uuid, state in schedule.bmcs.items()
+            if state.due == schedule.paused_until
         }
         changed = {**resumed, **changed}
         schedule = structs.replace(schedule, paused_until=None)
@@ -408,6 +439,7 @@ def _count_failures(schedule: Schedule, result: TaskResult, at: datetime) -> Sch
 
 
 def _add_result(state: BmcState, result: TaskResult, snapshot: LedgerSnapshot, at: datetime, jitter: float) -> BmcState:
+    """Return the state of a BMC after a task. After a failure, the next task is due earlier."""
     new_state = structs.replace(
         state,
         outcome=result.outcome,
@@ -418,8 +450,8 @@ def _add_result(state: BmcState, result: TaskResult, snapshot: LedgerSnapshot, a
         may_be_resetting=state.may_be_resetting and not result.was_power_allowed,
         was_not_reset=result.was_power_allowed and not result.power_records,
     )
-    wanted = state.wanted
-    if (seen := result.observed) is not None:
+    wanted, seen = state.wanted, result.observed
+    if seen is not None:
         new_state = structs.replace(
             new_state,
             power=seen.power,
@@ -433,8 +465,8 @@ def _add_result(state: BmcState, result: TaskResult, snapshot: LedgerSnapshot, a
     if result.outcome is TaskOutcome.STALLED:  # retry late: after many rejected logins, a BMC locks the account
         new_state = structs.replace(new_state, due=at + LONGEST_RETRY)
     elif result.is_reachable and any(
-        each.state.is_open and (wanted is None or each.reason != wanted.reason)
-        for each in snapshot.list_overrides(result.uuid)
+        override.state.is_open and (wanted is None or override.reason != wanted.reason)
+        for override in snapshot.list_overrides(result.uuid)
     ):
         new_state = structs.replace(new_state, due=at + CLEAR_EVERY)
     else:
@@ -448,19 +480,7 @@ def _add_result(state: BmcState, result: TaskResult, snapshot: LedgerSnapshot, a
     return new_state
 
 
-# OVERRIDE is the override with the reason for it.
-_OVERRIDE_STATE_TEXTS: Final = {
-    OverrideState.RECORDED: "OVERRIDE is about to be set, or was just set",
-    OverrideState.CONFIRMED: "OVERRIDE is set",
-    OverrideState.CLEARING: "OVERRIDE is about to be cleared, or was just cleared",
-    OverrideState.INSERTED: "the medium for OVERRIDE is inserted",
-    OverrideState.CLEARED: "OVERRIDE was cleared",
-    OverrideState.CONSUMED: "the server used OVERRIDE",
-    OverrideState.LOST: "OVERRIDE is gone, but gitboot has no evidence that the server used it",
-    OverrideState.SET_BY_ANOTHER: "OVERRIDE was set by another instance, so this instance does not set it",
-    OverrideState.OPENED: "OVERRIDE may replace the current override",
-    OverrideState.UNSENT: "OVERRIDE was not set, because the state of the BMC changed after gitboot read it",
-}
+# Events
 
 
 def build_override_events(result: TaskResult, commit: str, at: datetime, *, is_first: bool) -> Iterator[Event]:
@@ -485,28 +505,17 @@ def build_override_events(result: TaskResult, commit: str, at: datetime, *, is_f
             "after": _format_override(result.observed.override if result.observed else None),
             "commit": commit,
         }
-        ejected = bool(record.media) and not record.has_media and not record.state.is_open
-        what = f"{_format_override(record.override)} for {record.reason}"
-        if ejected or record.state is OverrideState.INSERTED:
-            type, state_text = ("MediumEjected", "is ejected") if ejected else ("MediumInserted", "is inserted")
-            yield Event(at=at, type=type, message=f"{result.server}: the medium for {what} {state_text}", facts=facts)
-            continue
-        yield Event(
-            at=at,
-            type=f"Override{record.state}",
-            message=f"{result.server}: {_OVERRIDE_STATE_TEXTS[record.state].replace('OVERRIDE', what)}",
-            facts=facts,
-        )
-
-
-# RESET is the type of the reset with the reason for it.
-_POWER_STATE_TEXTS: Final = {
-    PowerRecordState.RECORDED: "RESET is about to be requested, or was just requested",
-    PowerRecordState.REQUESTED: "RESET was requested",
-    PowerRecordState.DONE: "RESET is done",
-    PowerRecordState.BACK: "RESET is done, and the machine's operating system is running again",
-    PowerRecordState.REFUSED: "RESET was not executed",
-}
+        is_ejected = bool(record.media) and not record.has_media and not record.state.is_open
+        override = f"{_format_override(record.override)} for {record.reason}"
+        if is_ejected:
+            message = f"{result.server}: the medium for {override} is ejected"
+            yield Event(at=at, type="MediumEjected", message=message, facts=facts)
+        elif record.state is OverrideState.INSERTED:
+            message = f"{result.server}: the medium for {override} is inserted"
+            yield Event(at=at, type="MediumInserted", message=message, facts=facts)
+        else:
+            message = f"{result.server}: {_OVERRIDE_STATE_TEXTS[record.state].replace('OVERRIDE', override)}"
+            yield Event(at=at, type=f"Override{record.state}", message=message, facts=facts)
 
 
 def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterator[Event]:
@@ -535,7 +544,8 @@ def build_power_events(result: TaskResult, commit: str, at: datetime) -> Iterato
 
 
 def _format_override(override: Override | None) -> str | None:
+    """Format an override with its URLs, or return None."""
     if override is None:
         return None
-    uri = "".join(f" {each}" for each in (override.http_boot_uri, override.medium, override.data_medium) if each)
-    return f"{override}{uri}"
+    urls = (override.http_boot_uri, override.medium, override.data_medium)
+    return " ".join((str(override), *(url for url in urls if url)))
