@@ -708,9 +708,7 @@ def _record_held_commit(
     if accepted is not None and accepted.fleet.stopped is not None and commit.fleet.stopped is None:
         released = find_released_servers(commit, snapshot, at, StopScope.WRITING)
         candidate = structs.replace(candidate, released=released)
-    return structs.replace(
-        attempt, attempted=latest, problems=commit.decisions.find_problems(at), candidate=candidate
-    )
+    return structs.replace(attempt, attempted=latest, problems=commit.decisions.find_problems(at), candidate=candidate)
 
 
 def _record_rejection(

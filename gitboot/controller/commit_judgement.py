@@ -518,9 +518,7 @@ def _select_nodes_of_site(base: Commit | None, evaluated: EvaluationResult) -> E
     }
     for uuid in find_departed_machines(base, commit) or ():
         if (departed := describe_server(base, uuid)) is not None:
-            lost.update(
-                identity for identity in find_lost_identities(departed, None) if identity.kind in NODE_REASONS
-            )
+            lost.update(identity for identity in find_lost_identities(departed, None) if identity.kind in NODE_REASONS)
     gained = (
         identity
         for identity in extent.gained_identities

@@ -15,7 +15,6 @@ from gitboot.controller.commit_acceptance import (
     format_failed_resume,
     format_rejection,
 )
-from gitboot.controller.current_plans import Plans
 from gitboot.controller.held_commit import describe_ack_message, format_ack_instructions, format_held_commit
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.operator_requests import find_fleet_stop
@@ -154,11 +153,7 @@ def _build_remedy(
     remedy, commit = find_remedy(condition.type, condition.reason, values), state.commit
     if remedy is None:
         return None
-    if (
-        condition.reason == "UnverifiedServers"
-        and commit is not None
-        and commit.fleet.has_instances_by_site
-    ):
+    if condition.reason == "UnverifiedServers" and commit is not None and commit.fleet.has_instances_by_site:
         pronoun = "it" if len(named) == 1 else "a server"
         remedy += (
             f". If another site managed {pronoun} before, run gitboot records hand-over at that site, then run gitboot "

@@ -75,6 +75,9 @@ from gitboot.resolve.server_plan import BootPlan
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import SignedListState, TargetStatus
 
+# Number of servers whose offers are recorded in one transaction, and whose files are in memory at the same time.
+_BATCH: Final = 500
+
 
 class Target(Protocol):
     """A location to which gitboot publishes files, such as OUTPUT."""
@@ -145,13 +148,13 @@ class LedgerOfferRecorder:
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
     ) -> Collection[str]:
         number = self._facts.sequence
-        numbered = [structs.replace(each, number=number) for state in states.values() for each in list_offers(state)]
-        versions = [*chain.from_iterable(dates.values())]
-        if numbered or versions:
+        offers = [structs.replace(offer, number=number) for state in states.values() for offer in list_offers(state)]
+        versions = list(chain.from_iterable(dates.values()))
+        if offers or versions:
             if self._ledger_error is not None:
                 raise LedgerError(self._ledger_error)
             with self._store.writing() as tx:
-                server_tables.write_offers(tx, numbered, self._at)
+                server_tables.write_offers(tx, offers, self._at)
                 server_tables.write_versions(tx, versions, number)
         return ()
 
@@ -182,7 +185,9 @@ def publish_plans(
     Files are rendered during the publication, because the files of a large fleet do not fit in memory.
     """
     before, plans = state.publication, state.plans
-    outdated_servers = frozenset(plans.servers if not before.complete else before.outdated_servers.union(replanned))
+    outdated_servers = frozenset(plans.servers)
+    if before.complete:
+        outdated_servers = before.outdated_servers.union(replanned)
     new_state = structs.replace(before, outdated_servers=outdated_servers, failure=None, ledger_error=None, at=at)
     offered = _OfferedFiles(
         names=sorted(outdated_servers),
@@ -196,12 +201,13 @@ def publish_plans(
     )
     recorded, changed = _select_records(state, commit, outdated_servers)
     parts = _render_parts(state, commit, recorded, changed, outdated_servers)
+    shared: Files | None = None
+    if _have_shared_files_changed(before, plans, commit) or before.terms != terms:
+        shared = render_shared_files(plans, commit, terms)
     try:
         result = target.publish(
             offered if not before.complete else dict(offered.items()),
-            render_shared_files(plans, commit, terms)
-            if _have_shared_files_changed(before, plans, commit) or before.terms != terms
-            else None,
+            shared,
             complete=not before.complete,
             commit=commit.revision,
             at=at,
@@ -223,18 +229,7 @@ def publish_plans(
         )
     limited, events = offered.limited, before.events
     if result.new or result.withdrawn:
-        published = Event(
-            at=at,
-            type="Published",
-            message=f"{result.new} files written, {len(result.withdrawn)} removed, {result.unchanged} unchanged",
-            facts={
-                "commit": commit.revision,
-                "written": result.new,
-                "withdrawn": len(result.withdrawn),
-                "unchanged": result.unchanged,
-            },
-        )
-        events = (*events, published)
+        events = (*events, _build_published_event(result, commit, at))
     return structs.replace(
         new_state,
         applied=commit.revision,
@@ -249,6 +244,21 @@ def publish_plans(
         ledger_error=offered.ledger_error,
         versions=apply_changes(before.versions, offered.versions, outdated_servers - offered.versions.keys()),
         events=events,
+    )
+
+
+def _build_published_event(result: PublicationResult, commit: Commit, at: datetime) -> Event:
+    removed = len(result.withdrawn)
+    return Event(
+        at=at,
+        type="Published",
+        message=f"{result.new} files written, {removed} removed, {result.unchanged} unchanged",
+        facts={
+            "commit": commit.revision,
+            "written": result.new,
+            "withdrawn": removed,
+            "unchanged": result.unchanged,
+        },
     )
 
 
@@ -273,27 +283,29 @@ def _select_records(
     """
     before, plans, snapshot = state.publication, state.plans, state.snapshot
     if snapshot.recorded_commit is None:
-        same = before.complete and before.has_old_records and before.recorded is not None
-        return group_by_shard(snapshot.published_records), frozenset() if same else None
+        is_unchanged = before.complete and before.has_old_records and before.recorded is not None
+        return group_by_shard(snapshot.published_records), frozenset() if is_unchanged else None
 
     def has_record(uuid: SystemUuid) -> bool:
         return uuid in commit.machines and snapshot.record(uuid) is not None
 
     if not before.complete or before.has_old_records:
         return group_by_shard(filter(has_record, commit.machines)), None
+    changed = set[SystemUuid]()
     if before.recorded is None:  # the target may contain records that differ from the plans
-        states = [
-            [each for plan in (before.plans, plans) if (each := plan.servers.get(name))] for name in outdated_servers
-        ]
-        # A server without a state has no known machine.
-        found = frozenset(each.decision.uuid for pair in states for each in pair) if all(states) else None
-        return group_by_shard(filter(has_record, commit.machines)), found
-    pairs = [
-        [_find_machine_and_record(each.servers.get(name)) for each in (before.plans, plans)]
-        for name in outdated_servers
-    ]
-    changed = frozenset(each[0] for pair in pairs if pair[0] != pair[1] for each in pair if each is not None)
-    return update_members(before.recorded, changed, has_record), changed
+        members = group_by_shard(filter(has_record, commit.machines))
+        for name in outdated_servers:
+            servers = before.plans.servers.get(name), plans.servers.get(name)
+            if servers == (None, None):  # the machine of this server is not known
+                return members, None
+            changed.update(server.decision.uuid for server in servers if server is not None)
+        return members, frozenset(changed)
+    for name in outdated_servers:
+        old = _find_machine_and_record(before.plans.servers.get(name))
+        new = _find_machine_and_record(plans.servers.get(name))
+        if old != new:
+            changed.update(uuid for uuid, _ in filter(None, (old, new)))
+    return update_members(before.recorded, changed, has_record), frozenset(changed)
 
 
 def _render_parts(
@@ -303,16 +315,21 @@ def _render_parts(
     changed: Collection[SystemUuid] | None,
     outdated_servers: Collection[str],
 ) -> FileUpdates:
+    """Render the changed files of the page and of the records. ``changed`` is None if all records are rendered."""
     before, snapshot = state.publication, state.snapshot
     old_commit = before.plans.commit if before.complete else None
-    has_page, had_page = (each is not None and Output.PAGES in each.decisions.outputs for each in (commit, old_commit))
+    has_page = Output.PAGES in commit.decisions.outputs
+    had_page = old_commit is not None and Output.PAGES in old_commit.decisions.outputs
     is_whole = old_commit is None or changed is None or has_page != had_page
     record = snapshot.record if snapshot.recorded_commit is not None else snapshot.published_records.get
     page = NO_UPDATES
     if has_page:
         page = render_page_files(
             state.plans.servers,
-            *(commit.revision, commit.shown, commit.locations, None if is_whole else outdated_servers),
+            commit.revision,
+            commit.shown,
+            commit.locations,
+            None if is_whole else outdated_servers,
             published_locations=old_commit.locations if old_commit is not None else None,
         )
     records = render_record_files(recorded, record, None if is_whole else changed)
@@ -325,10 +342,11 @@ def _find_unknown_machine_boots(plans: Plans, decisions: Decisions) -> Mapping[A
         return None
     boots = decisions.unknown.items()
     absent = {file for _, boot in boots for file in boot.fetched_files if is_withheld(file, plans.sightings)}
-    return {each: boot for each, boot in boots if not boot.lacks_files(absent)} or None
+    return {architecture: boot for architecture, boot in boots if not boot.lacks_files(absent)} or None
 
 
 def _have_shared_files_changed(before: TargetState, plans: Plans, commit: Commit) -> bool:
+    """Return whether the files that all servers share may differ from the published ones."""
     old_plans = before.plans
     if old_plans.commit is None or old_plans.stop is not plans.stop or not before.complete:
         return True
@@ -355,7 +373,9 @@ def _find_machine_and_record(state: ServerState | None) -> tuple[SystemUuid, Rec
 
 
 def _list_offered_versions(state: RenderedState) -> dict[str, Digest]:
-    if not (offers := {offer.plan for offer in list_offers(state)}):
+    """Return the plans of a server's files that are evidence of an offered boot, by path."""
+    offers = {offer.plan for offer in list_offers(state)}
+    if not offers:
         return {}
     return {path: digest for path, digest in state.evidence_digests.items() if digest in offers}
 
@@ -398,10 +418,12 @@ class _OfferedFiles(Mapping[str, Files | None]):
         Only the estimate of the space that a first publication needs may look up servers. The files that are rendered
         for the estimate stay in memory until `items` yields them.
         """
-        if (state := self.plans.servers.get(name)) is None:
+        state = self.plans.servers.get(name)
+        if state is None:
             return None
-        self._sampled[name] = found = self._render(state)
-        return found.files
+        rendered = self._render(state)
+        self._sampled[name] = rendered
+        return rendered.files
 
     def items(self) -> ItemsView[str, Files | None]:
         return _BatchedItems(self)
@@ -415,10 +437,10 @@ class _OfferedFiles(Mapping[str, Files | None]):
 
         For a server that left the fleet, the value is None.
         """
-        plans = {name: self.plans.servers.get(name) for name in names}
+        planned = {name: self.plans.servers.get(name) for name in names}
         states = {
             name: self._sampled.pop(name) if name in self._sampled else self._render(state)
-            for name, state in plans.items()
+            for name, state in planned.items()
             if state is not None
         }
         versions: dict[str, Mapping[str, Digest]] = {
@@ -434,16 +456,18 @@ class _OfferedFiles(Mapping[str, Files | None]):
         for name in halted:
             states[name] = self._render(plan_stopped_server(states[name], self.token_keys))
         for name, state in tuple(states.items()) if self.ledger_error is not None else ():
-            if (limited := self._limit_offers(name, state, is_dated=not dates[name])) is not None:
-                states[name], versions[name] = limited, _list_offered_versions(limited)
+            limited = self._limit_offers(name, state, is_dated=not dates[name])
+            if limited is not None:
+                states[name] = limited
+                versions[name] = _list_offered_versions(limited)
             else:  # keep the published files
                 del states[name]
                 versions[name] = self.before.versions.get(name, {})
         self.versions.update(versions)
         return {
             name: states[name].files if name in states else None
-            for name, plan in plans.items()
-            if plan is None or name in states
+            for name, planned_state in planned.items()
+            if planned_state is None or name in states
         }
 
     def _limit_offers(self, name: str, state: RenderedState, *, is_dated: bool) -> RenderedState | None:
@@ -453,7 +477,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
         means that the ledger contains the modification times of all files.
         """
         recorded_offers = self._find_recorded_offers(name, state.record)
-        offers = frozenset(each.plan for each in list_offers(state))
+        offers = frozenset(offer.plan for offer in list_offers(state))
         if is_dated and offers <= recorded_offers:
             return state
         if not self.before.complete and self.target.has_files(state.files):  # an earlier process recorded these offers
@@ -493,7 +517,7 @@ class _OfferedFiles(Mapping[str, Files | None]):
             return frozenset()
         if name in self.before.outdated_servers:
             return self.before.limited[name].recorded_offers if name in self.before.limited else frozenset()
-        return frozenset(each.plan for each in list_offers(old_state))
+        return frozenset(offer.plan for offer in list_offers(old_state))
 
     def _render_limited(self, state: ServerState, recorded_offers: Collection[Digest]) -> RenderedState:
         """Render the files of a server without the boots that are not in the ledger.
@@ -507,11 +531,14 @@ class _OfferedFiles(Mapping[str, Files | None]):
 
         old_state = self.before.plans.servers.get(state.decision.server)
         tokens = old_state.tokens if old_state is not None else frozenset[Digest]()
-        now = use_fallback_plans(state, is_recorded, tokens)
-        for limited in (now, use_fallback_plans(now, lambda plan: is_recorded(plan) and plan is not now.plan, tokens)):
-            found = self._render(limited)
-            if not self._date_changed_paths(state.decision.server, found.files, _list_offered_versions(found)):
-                return found
+        recorded = use_fallback_plans(state, is_recorded, tokens)
+        without_current = use_fallback_plans(
+            recorded, lambda plan: is_recorded(plan) and plan is not recorded.plan, tokens
+        )
+        for limited in (recorded, without_current):
+            rendered = self._render(limited)
+            if not self._date_changed_paths(state.decision.server, rendered.files, _list_offered_versions(rendered)):
+                return rendered
         return self._render(plan_stopped_server(state, self.token_keys))
 
     def _date_changed_paths(self, name: str, files: Files, versions: Mapping[str, Digest]) -> tuple[DatedPath, ...]:
@@ -522,10 +549,6 @@ class _OfferedFiles(Mapping[str, Files | None]):
             for path, plan in versions.items()
             if known.get(path) != plan
         )
-
-
-# Number of servers whose offers are recorded in one transaction, and whose files are in memory at the same time.
-_BATCH: Final = 500
 
 
 class _BatchedItems(ItemsView[str, Files | None]):
@@ -565,7 +588,8 @@ class FollowedTarget:
         ``list_keys`` is the folder with the keys that sign the list, or None for an unsigned list.
         """
         self.followers = followers
-        self._target, self._list_keys = target, list_keys
+        self._target = target
+        self._list_keys = list_keys
         self._signed_list = SignedListState()
         self._has_published = False  # whether this process has published
 
@@ -602,12 +626,16 @@ class FollowedTarget:
         return self._signed_list
 
     def _update_list(self, at: datetime) -> None:
-        before, keys = self._signed_list, None
+        """Update the signed list. If that fails, the previous list stays in place."""
+        before = self._signed_list
+        keys: ListKeys | None = None
+        failure: tuple[str, str] | None = None
         try:
             keys = read_list_keys(self._list_keys) if self._list_keys is not None else None
-            expires, failure = self._target.update_list(keys, at), None
-        except (PublishError, UsageError) as error:  # the previous list stays in place
-            expires, failure = before.expires, (type(error).__name__, str(error))
+            expires = self._target.update_list(keys, at)
+        except (PublishError, UsageError) as error:
+            expires = before.expires
+            failure = type(error).__name__, str(error)
         self._signed_list = SignedListState(
             signed=self._list_keys is not None,
             expires=expires,
@@ -651,21 +679,20 @@ def build_followers(
     settings: Settings, store: Store, source: Source, clock: Callable[[], datetime], wake: Callable[[], None]
 ) -> Followers:
     """Build the targets that follow OUTPUT, as configured in the settings. Raises `UsageError`."""
-    names = [each.name for each in settings.targets]
+    names = [address.name for address in settings.targets]
     if duplicates := {name for name in names if names.count(name) > 1}:
         raise UsageError(f"--target {min(duplicates)} appears twice; remove one")
-    return Followers(
-        [
-            Follower(
-                _build_target(each, settings, store, source, clock),
-                FollowedTree(settings.output),
-                target_status=TargetStatus(name=each.name, base_url=each.base_url, behind_since=clock()),
-                clock=clock,
-                wake=wake,
-            )
-            for each in settings.targets
-        ]
-    )
+    followers = []
+    for address in settings.targets:
+        follower = Follower(
+            _build_target(address, settings, store, source, clock),
+            FollowedTree(settings.output),
+            target_status=TargetStatus(name=address.name, base_url=address.base_url, behind_since=clock()),
+            clock=clock,
+            wake=wake,
+        )
+        followers.append(follower)
+    return Followers(followers)
 
 
 def _build_target(
@@ -762,5 +789,6 @@ def _build_remote(
 
 
 def _read_keys(folder: Path) -> tuple[str, str]:
-    found = read_credentials(folder.parent, folder.name)
-    return found.username, found.password
+    """Return the user name and the password in a folder. Raises `UsageError`."""
+    credentials = read_credentials(folder.parent, folder.name)
+    return credentials.username, credentials.password

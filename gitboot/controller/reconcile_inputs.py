@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from threading import Lock, RLock
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct, structs
 
@@ -58,6 +58,7 @@ from gitboot.status.work_progress import Stage, StageTimes, WorkListener
 from gitboot.system_clock import Uptime, read_uptime
 
 _logger = logging.getLogger(__name__)
+_MAX_REPORTED: Final = 5  # unknown machines that cause an event each, per update
 
 
 class Intake(Struct, frozen=True, kw_only=True):
@@ -91,7 +92,9 @@ class UnrecordedClearings:
 
         ``ledger`` is the identity of the ledger.
         """
-        self._path, self._ledger, self._lock = path, ledger, Lock()
+        self._path = path
+        self._ledger = ledger
+        self._lock = Lock()
         # the latest time of the clock at a transition while the ledger could not be written; None: the ledger has it
         self.latest_clock: datetime | None = None
         self._notes = {(each.uuid, each.record.reason): each for each in self._read()}
@@ -110,10 +113,10 @@ class UnrecordedClearings:
     def forget(self, clearings: Iterable[UnrecordedClearing]) -> None:
         """Delete records that are now in the ledger, or that are about an override which has been set again since."""
         with self._lock:
-            clearings = [each for each in clearings if self._notes.get((each.uuid, each.record.reason)) == each]
-            for each in clearings:
-                del self._notes[each.uuid, each.record.reason]
-            if clearings:
+            stored = [each for each in clearings if self._notes.get((each.uuid, each.record.reason)) == each]
+            for clearing in stored:
+                del self._notes[clearing.uuid, clearing.record.reason]
+            if stored:
                 self._write()
 
     def note_clock(self, latest: datetime | None) -> None:
@@ -127,26 +130,28 @@ class UnrecordedClearings:
         self, overrides: Mapping[SystemUuid, Mapping[str, OverrideRecord]]
     ) -> Mapping[SystemUuid, Mapping[str, OverrideRecord]]:
         """Return the ledger's overrides, updated with these records."""
-        found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
+        changed: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
         for uuid, record, _ in self:
-            known = found.get(uuid, overrides.get(uuid, {}))
+            known = changed.get(uuid, overrides.get(uuid, {}))
             if record.reason in known and known[record.reason].is_ended_by(record):
-                found[uuid] = {**known, record.reason: record}
-        return apply_changes(overrides, found) if found else overrides
+                changed[uuid] = {**known, record.reason: record}
+        return apply_changes(overrides, changed) if changed else overrides
 
     def _write(self) -> None:
+        """Write the file, or delete it if there is nothing to store. Errors are only logged."""
         if self._path is None:
             return
         try:
             if not self._notes and self.latest_clock is None:
                 self._path.unlink(missing_ok=True)
                 return
-            found = [
+            rows = [
                 {"uuid": uuid, "record": server_tables.format_override(record)}
                 for uuid, record, _ in self._notes.values()
             ]
-            clock = {"clock": format_instant(self.latest_clock)} if self.latest_clock is not None else {}
-            facts = {"ledger": self._ledger, "withdrawals": found, **clock}
+            facts: dict[str, Any] = {"ledger": self._ledger, "withdrawals": rows}
+            if self.latest_clock is not None:
+                facts["clock"] = format_instant(self.latest_clock)
             files.write_atomically(self._path, encode_canonical(facts) + b"\n")
         except OSError as error:
             _logger.error(
@@ -154,22 +159,23 @@ class UnrecordedClearings:
             )
 
     def _read(self) -> list[UnrecordedClearing]:
+        """Read the file of an earlier process. The result is empty if the file belongs to another ledger."""
         if self._path is None or not self._path.exists():
             return []
         try:
-            found = json.loads(self._path.read_bytes())
-            notes = [
+            facts = json.loads(self._path.read_bytes())
+            clearings = [
                 UnrecordedClearing(
-                    SystemUuid(each["uuid"]),
-                    server_tables.parse_override(each["record"]),
+                    SystemUuid(row["uuid"]),
+                    server_tables.parse_override(row["record"]),
                     is_from_earlier_process=True,
                 )
-                for each in found["withdrawals"]
+                for row in facts["withdrawals"]
             ]
-            if found["ledger"] != self._ledger:
+            if facts["ledger"] != self._ledger:
                 return []
-            self.latest_clock = datetime.fromisoformat(found["clock"]) if "clock" in found else None
-            return notes
+            self.latest_clock = datetime.fromisoformat(facts["clock"]) if "clock" in facts else None
+            return clearings
         except (OSError, ValueError, TypeError, KeyError) as error:
             _logger.error("%s: the records of cleared overrides cannot be read (%s)", self._path, error)
             return []
@@ -193,12 +199,15 @@ class Inbox:
         artifacts: ArtifactWatch | None = None,  # None: artifacts are not checked
         hooks: HookClient | None = None,  # None: the URLs of maintenances are not requested
     ) -> None:
-        self._store, self._clock, self._spool, self._mark_file = store, clock, spool, mark_file
+        self._store = store
+        self._clock = clock
+        self._spool = spool
+        self._mark_file = mark_file
         self.clearings = clearings or UnrecordedClearings()
-        self._fetch_log: FolderFetchLog | RecordedFetches | None = shared_fetches or (
-            FolderFetchLog(spool) if spool is not None else None
-        )
-        self._claim_folders = [each for each in (spool, former_spool) if each is not None]
+        self._fetch_log: FolderFetchLog | RecordedFetches | None = shared_fetches
+        if shared_fetches is None and spool is not None:
+            self._fetch_log = FolderFetchLog(spool)
+        self._claim_folders = [folder for folder in (spool, former_spool) if folder is not None]
         self._stop_reader = stop_reader or StopReader()
         self._uptime = uptime
         self.artifacts, self.hooks = artifacts, hooks
@@ -221,6 +230,7 @@ class Inbox:
 
     @property
     def stoppage(self) -> StopOrder | None:
+        """The stop in the files that endpoints read, or None."""
         stopped = self._stop_reader.current
         return stopped.stoppage if stopped is not None else None
 
@@ -254,7 +264,7 @@ class Inbox:
             return
         failed_before = self._failed
         with self._lock:
-            if self._failed != failed_before:
+            if self._failed != failed_before:  # a write failed while this task waited for the lock
                 raise LedgerError(
                     f"{self._store.database.name}: the ledger cannot be written (an earlier write failed)"
                 )
@@ -283,22 +293,11 @@ class Inbox:
 
         ``offsets`` are the positions in the fetch log up to which its entries are already in the ledger.
         """
-        found = ReadResult([], dict(offsets), 0)
-        if self._fetch_log is not None:
-            try:
-                found, self.fetch_log_error = self._fetch_log.read(offsets), None
-            except LedgerError as error:
-                self.fetch_log_error = str(error)
-            except OSError as error:
-                self.fetch_log_error = f"{self._fetch_log.name} cannot be read: {error.strerror}"
-            if found.invalid_lines:
-                _logger.error(
-                    "%s: ignored %d lines that are not observations", self._fetch_log.name, found.invalid_lines
-                )
+        fetches = self._read_fetch_log(offsets)
         uptime = self._uptime()
         return Intake(
-            observations=tuple(each.adjust_clock(at, uptime) for each in found.observations),
-            spool_offsets=found.offsets,
+            observations=tuple(observation.adjust_clock(at, uptime) for observation in fetches.observations),
+            spool_offsets=fetches.offsets,
             uptime=uptime,
             results=tuple(sorted(self._results.values(), key=lambda each: (each.server, each.uuid))),
             written_records=tuple(self._written),
@@ -309,6 +308,24 @@ class Inbox:
             clearings=tuple(self.clearings),
             answers=self.hooks.get_answers() if self.hooks is not None else frozenset(),
         )
+
+    def _read_fetch_log(self, offsets: Mapping[str, int]) -> ReadResult:
+        """Return the new entries of the fetch log. Return no entries if the log cannot be read."""
+        no_entries = ReadResult([], dict(offsets), 0)
+        if self._fetch_log is None:
+            return no_entries
+        try:
+            fetches = self._fetch_log.read(offsets)
+        except LedgerError as error:
+            self.fetch_log_error = str(error)
+            return no_entries
+        except OSError as error:
+            self.fetch_log_error = f"{self._fetch_log.name} cannot be read: {error.strerror}"
+            return no_entries
+        self.fetch_log_error = None
+        if fetches.invalid_lines:
+            _logger.error("%s: ignored %d lines that are not observations", self._fetch_log.name, fetches.invalid_lines)
+        return fetches
 
     def forget(self, intake: Intake) -> None:
         """Delete inputs that are now in the ledger. The entries of the fetch log stay until `forget_spool`."""
@@ -326,12 +343,13 @@ class Inbox:
         has not processed these records.
         """
         with self._lock:
-            found: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
+            changed: dict[SystemUuid, Mapping[str, OverrideRecord]] = {}
             for uuid, record in self._written:
                 if isinstance(record, OverrideRecord):
-                    found[uuid] = {**found.get(uuid, ledger_overrides.get(uuid, {})), record.reason: record}
-            overrides = self.clearings.apply_to(apply_changes(ledger_overrides, found) if found else ledger_overrides)
-            return overrides, frozenset((*found, *(each.uuid for each in self.clearings)))
+                    changed[uuid] = {**changed.get(uuid, ledger_overrides.get(uuid, {})), record.reason: record}
+            overrides = apply_changes(ledger_overrides, changed) if changed else ledger_overrides
+            overrides = self.clearings.apply_to(overrides)
+            return overrides, frozenset((*changed, *(clearing.uuid for clearing in self.clearings)))
 
     def count_deletions_after(self, offsets: Mapping[str, int]) -> int:
         """Return the number that the next deletion of fetch log entries will have.
@@ -385,9 +403,6 @@ class FolderFetchLog:
         spool.delete_finished_files(self._folder, offsets, deletion_number)
 
 
-_MAX_REPORTED: Final = 5
-
-
 class UnknownMachineFile:
     """The file of unknown machines.
 
@@ -395,7 +410,10 @@ class UnknownMachineFile:
     """
 
     def __init__(self, state: Path, spool: Path | None, output: Path, clock: Callable[[], datetime]) -> None:
-        self._state, self._spool, self._output, self._clock = state, spool, output, clock
+        self._state = state
+        self._spool = spool
+        self._output = output
+        self._clock = clock
         self._applied: str | None = None  # the commit for which the file was last updated
 
     def update(self, commit: str | None, at: datetime) -> tuple[bytes, tuple[Event, ...]] | None:
@@ -411,31 +429,32 @@ class UnknownMachineFile:
             files.hold_lock(self._state / UNKNOWN_LOCK, f"{self._state} is in use"),
         ):
             table = load_unknown_machines(self._state)
-            for machine in (each for file in new_files for each in file.table.machines):
-                table.add(machine)
-            table.dropped_count += sum(file.table.dropped_count for file in new_files)
+            known = {identity for machine in table.machines for identity in machine.identities}
+            for file in new_files:
+                for machine in file.table.machines:
+                    table.add(machine)
+                table.dropped_count += file.table.dropped_count
             table.expire(at)
-            known = {name for each in load_unknown_machines(self._state).machines for name in each.identities}
             tree = PublishedTree(self._output, self._clock)
-            kept = [found for each in table.machines if (found := match_documents(tree, each)) is not None]
+            matched = [match_documents(tree, machine) for machine in table.machines]
+            kept = [machine for machine in matched if machine is not None]
             content = render_unknown_machines(UnknownMachines(kept, table.dropped_count))
             files.write_atomically(self._state / UNKNOWN, content)
             for file in new_files:
                 file.path.unlink(missing_ok=True)
             self._applied = commit
-            return content, tuple(
-                _report_new_machines([each for each in kept if known.isdisjoint(each.identities)], at)
-            )
+            new_machines = [machine for machine in kept if known.isdisjoint(machine.identities)]
+            return content, tuple(_report_new_machines(new_machines, at))
         return None
 
 
 def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
-    for each in new[:_MAX_REPORTED]:
+    for machine in new[:_MAX_REPORTED]:
         yield Event(
             at=at,
             type="UnknownMachine",
-            message=f"the unknown machine {', '.join(each.identities)} at {each.client} requested a boot",
-            facts=structs.replace(each, inventory=None).facts(),
+            message=f"the unknown machine {', '.join(machine.identities)} at {machine.client} requested a boot",
+            facts=structs.replace(machine, inventory=None).facts(),
         )
     if len(new) > _MAX_REPORTED:
         more = len(new) - _MAX_REPORTED

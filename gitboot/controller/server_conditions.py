@@ -117,9 +117,7 @@ def build_install_condition(state: InstanceState, at: datetime) -> Finding:
         )
     for install_state in (InstallState.INSTALLING, InstallState.SERVED):
         waiting = {
-            name: str(progress)
-            for name, progress in state.plans.installing.items()
-            if progress.state is install_state
+            name: str(progress) for name, progress in state.plans.installing.items() if progress.state is install_state
         }
         if waiting:
             return "InstallsCompleted", True, install_state, f"no evidence of completion yet: {_join_details(waiting)}"

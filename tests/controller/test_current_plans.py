@@ -204,7 +204,9 @@ def test_the_end_of_a_stop_releases_each_server_that_gitboot_then_boots_from_the
     )
     said = Request(1, NOON, "ada", BEGIN, {"how": "fresh"})
     snapshot = apply_batch(
-        LedgerSnapshot(facts=Facts(identity="mine")), Batch(requests=(said,), commit=commit, changed_servers=NAMES[:2]), NOON
+        LedgerSnapshot(facts=Facts(identity="mine")),
+        Batch(requests=(said,), commit=commit, changed_servers=NAMES[:2]),
+        NOON,
     ).snapshot
     if "missing" in case:
         (boot,) = commit.decisions.servers["web01"].boots

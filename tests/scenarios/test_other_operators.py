@@ -327,7 +327,9 @@ class Lifetime:
         servers = commit.decisions.servers
         came = {each.uuid: each.provision for each in servers.values()}  # by the first of these commits
         self.learn(
-            Batch(commit=commit, changed_servers=tuple(servers), attempt=Attempt(steps=CommitJudgement(introduced=came)))
+            Batch(
+                commit=commit, changed_servers=tuple(servers), attempt=Attempt(steps=CommitJudgement(introduced=came))
+            )
         )
         return servers["web01"]
 

@@ -451,7 +451,9 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
 def _publish_without_halted(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
     if len(commit.decisions.servers) < MIN_SERVERS:
         raise NotYetDone(f"preparing the output tree does not save time with fewer than {MIN_SERVERS} servers")
-    learnt = apply_batch(before.snapshot, Batch(commit=commit, changed_servers=tuple(commit.decisions.servers)), at).snapshot
+    learnt = apply_batch(
+        before.snapshot, Batch(commit=commit, changed_servers=tuple(commit.decisions.servers)), at
+    ).snapshot
     if learnt.recorded_commit is None or not learnt.is_trusted or not can_plan(learnt, commit):
         raise NotYetDone(
             "the ledger is unverified, or the Fleet refers to a different ledger, so gitboot does not plan boots"

@@ -589,9 +589,7 @@ def set_records(update: LedgerUpdate, records: Iterable[tuple[SystemUuid, str, R
         known = update.record(uuid)  # known even before the first commit is read
         known_runs = known.runs if known is not None else {}
         later_runs = {  # a record that an operator sets does not undo a later run
-            name: run
-            for name, run in known_runs.items()
-            if name not in record.runs or run.run >= record.runs[name].run
+            name: run for name, run in known_runs.items() if name not in record.runs or run.run >= record.runs[name].run
         }
         unknown_serves = (
             *(each for each in record.unknown_serves if not is_maintenance_key(each.key)),

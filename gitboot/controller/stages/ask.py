@@ -95,7 +95,7 @@ def _wait_for_bmc_tasks(state: InstanceState, context: ReconcileContext) -> Inst
 def _find_changed_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[SystemUuid]:
     """Return the machines whose BMC rejected gitboot, and whose credentials have changed since."""
     changed = set()
-    fingerprints: dict[str, str] = {}  # by the name of the credentials
+    fingerprints: dict[str, str | None] = {}  # by the name of the credentials
     for uuid in schedule.failing:
         state = schedule.bmcs[uuid]
         # A BMC that rejects gitboot needs an operator, for example to provide new credentials.

@@ -696,7 +696,9 @@ class IncrementalRun:
         learnt = apply_batch(self._knowledge, batch, self.at)
         servers, records = commit.decisions.servers, self._knowledge.records
         at_one = {name for name, each in servers.items() if find_open_attempt(each, records.get(each.uuid)) is not None}
-        wider = structs.replace(batch, changed_servers={*batch.changed_servers, *at_one}, removed_machines=None, installing=())
+        wider = structs.replace(
+            batch, changed_servers={*batch.changed_servers, *at_one}, removed_machines=None, installing=()
+        )
         assert collect_facts(learnt) == collect_facts(apply_batch(self._knowledge, wider, self.at))
         return learnt
 
