@@ -249,10 +249,15 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
 
 
 class _StatusReporter:
+    """Writes the status of a running instance, the unknown machines and the history of the published page."""
+
     def __init__(
         self, settings: Settings, tell: Tell, clock: Clock, on_status: Callable[[Status, int], None] | None
     ) -> None:
-        self._settings, self._tell, self._clock, self._on_status = settings, tell, clock, on_status
+        self._settings = settings
+        self._tell = tell
+        self._clock = clock
+        self._on_status = on_status
         self.status_file = state_directory.StatusFile(settings.state, clock)
         self._unknown = UnknownMachineFile(settings.state, settings.spool, settings.output, clock)
         self._spool_mark = settings.spool_mark
@@ -289,8 +294,8 @@ class _StatusReporter:
         if self._spool_mark is not None and read_mark(self._spool_mark) != (identity, changes):
             with suppress(OSError):  # without a current mark, gitboot only trusts the ledger less
                 write_mark(self._spool_mark, identity, changes)
-        if (seen := self._unknown.update(status.applied, at)) is not None:
-            content, events = seen
+        if (update := self._unknown.update(status.applied, at)) is not None:
+            content, events = update
             tree.write_status(content, at, UNKNOWN)
             with suppress(LedgerError):  # the events are reported even if they cannot be stored
                 write_events(store, events)
@@ -315,7 +320,7 @@ class _StatusReporter:
             return
         with suppress(CorruptClone):  # the next reconcile repairs the clone
             changes = source.read_file_changes(Revision(applied), self._history)
-            self._history = {each.commit.revision: each for each in changes}
+            self._history = {change.commit.revision: change for change in changes}
             tree.write_status(render_history(changes) + b"\n", at, HISTORY)
             self._history_of = applied
 
@@ -386,6 +391,19 @@ def run_instance(
         stack.callback(evaluation.close)
         damage_search = DamageSearch(settings.output, wake)
         stack.callback(damage_search.close)
+        followers = stack.enter_context(build_followers(settings, store, source, clock, wake).running())
+        records = read_tree_records(settings.output)
+        keys = state_directory.load_token_keys(settings.state, store, tell, clock)
+        trust = build_commit_trust(settings.trust, source, settings.state / KEYS)
+        artifacts = stack.enter_context(watch_artifacts(settings, store, cache, wake))
+        hooks = HookClient(
+            parse_hook_hosts(settings.maintenance_hosts),
+            clock,
+            wake,
+            ca_bundle=settings.git.ca_bundle,
+            may_drain=not wait,
+        )
+        stack.enter_context(closing(hooks))
         dependencies = Dependencies(
             store=store,
             source=source,
@@ -394,26 +412,16 @@ def run_instance(
             clock=clock,
             fence=fence,
             ending_fence=ending_fence,
-            followers=stack.enter_context(build_followers(settings, store, source, clock, wake).running()),
+            followers=followers,
             published=Revision(tree.origin.commit) if tree.origin is not None else None,
             owner=owner,
-            records=read_tree_records(settings.output),
+            records=records,
             observes=settings.spool_folder is not None,
             is_output_open=modes is OPEN_MODES,
-            keys=state_directory.load_token_keys(settings.state, store, tell, clock),
-            trust=build_commit_trust(settings.trust, source, settings.state / KEYS),
-            artifacts=stack.enter_context(watch_artifacts(settings, store, cache, wake)),
-            hooks=stack.enter_context(
-                closing(
-                    HookClient(
-                        parse_hook_hosts(settings.maintenance_hosts),
-                        clock,
-                        wake,
-                        ca_bundle=settings.git.ca_bundle,
-                        may_drain=not wait,
-                    )
-                )
-            ),
+            keys=keys,
+            trust=trust,
+            artifacts=artifacts,
+            hooks=hooks,
             checkpoint=Checkpoint(cache, tree, damage_search, warn, settings.site),
             resumes=not wait,
             shared_fetches=shared_fetches,
@@ -469,14 +477,16 @@ def open_dry_run(
             snapshot=snapshot,
             tell=tell,
         )
-        spool, empty = settings.spool_folder, None
+        spool = settings.spool_folder
+        empty_spool: Path | None = None
         if spool is not None and (spool / IDENTITY).exists():
             # Use an empty fetch log with the identity of the real one, because the real instance has to process those
             # entries.
-            empty = copy / "spool"
-            empty.mkdir()
-            shutil.copyfile(spool / IDENTITY, empty / IDENTITY)
-        yield stack.enter_context(build_instance(structs.replace(settings, spool=empty), dependencies)), source, preview
+            empty_spool = copy / "spool"
+            empty_spool.mkdir()
+            shutil.copyfile(spool / IDENTITY, empty_spool / IDENTITY)
+        settings = structs.replace(settings, spool=empty_spool)
+        yield stack.enter_context(build_instance(settings, dependencies)), source, preview
 
 
 @contextmanager
@@ -488,40 +498,41 @@ def _hold_lease(
     Yields the shared fetch log (None for a SQLite ledger) and two fences. The second fence is for changes that only
     clear overrides. See `LeaseKeeper.check_ending`.
     """
-    held, address = store.database.lease, read_address(store.path)
-    if held is None or address is None:
+    lease, address = store.database.lease, read_address(store.path)
+    if lease is None or address is None:
         yield None, ignore, ignore
         return
+    # Imported here, because psycopg is an optional dependency.
     from gitboot.ledger.postgresql import LeaseConnection
 
-    if held.previous_place is not None:
-        number = held.lease.epoch
+    if lease.previous_place is not None:
+        number = lease.lease.epoch
         event = Event(
             at=at,
             type="TookOver",
-            message=f"this instance took over {held.name} from {held.previous_place}, and is active with lease "
+            message=f"this instance took over {lease.name} from {lease.previous_place}, and is active with lease "
             f"{number}",
-            facts={"lease": number, "before": held.previous_place},
+            facts={"lease": number, "before": lease.previous_place},
         )
         tell(event)
         write_events(store, [event])
     with (
-        closing(RecordedFetches(address, held.lease)) as shared_fetches,
-        LeaseKeeper(held, LeaseConnection(address), on_lease_lost) as keeper,
+        closing(RecordedFetches(address, lease.lease)) as shared_fetches,
+        LeaseKeeper(lease, LeaseConnection(address), on_lease_lost) as keeper,
     ):
         yield shared_fetches, keeper.check, keeper.check_ending
 
 
 def find_ledger(settings: Settings) -> Path:
     """Store the address of a configured database, and return the path of the ledger. Raises `UsageError`."""
-    path, wanted = settings.state / state_directory.LEDGER, settings.ledger
-    if wanted is not None and read_address(path) != wanted:
+    path, address = settings.state / state_directory.LEDGER, settings.ledger
+    if address is not None and read_address(path) != address:
         if path.exists() and not has_address_file(path):
             raise UsageError(
-                f"{path} is already a ledger; copy it to {wanted.name} first: gitboot ledger copy --state"
+                f"{path} is already a ledger; copy it to {address.name} first: gitboot ledger copy --state"
                 f" {settings.state} --to URL"
             )
-        write_address(path, wanted)
+        write_address(path, address)
     return path
 
 
@@ -585,24 +596,20 @@ def watch_artifacts(
         return PrefixFetcher(by_prefix), lambda url: is_read or url.startswith(tuple(local_prefixes))
 
     def build_signature_fetcher(base_urls: tuple[str, ...]) -> Fetcher:
-        return PrefixFetcher({**list_fetchers(base_urls)[0], "http://": vendors, "https://": vendors})
+        by_prefix, _ = list_fetchers(base_urls)
+        return PrefixFetcher({**by_prefix, "http://": vendors, "https://": vendors})
 
     def list_fetchers(base_urls: tuple[str, ...]) -> tuple[dict[str, Fetcher], set[str]]:
         """Return a fetcher for each URL prefix, and the prefixes whose files are in a folder on this host."""
         own_prefix, *site_prefixes = (f"{base}/o/" for base in base_urls)
         tree = settings.output / "boot" / "o"
         local_prefixes = {own_prefix}
-        by_prefix: dict[str, Fetcher] = {
-            "http://": web,
-            "https://": web,
+        by_prefix: dict[str, Fetcher] = {"http://": web, "https://": web}
+        for prefix in site_prefixes:
             # Check each site's copy of the output tree. If it is unreachable, check the local tree, from which it is
             # copied.
-            **{
-                prefix: FallbackFetcher(web, FolderFetcher(tree, prefix), fallback_on=HostUnreachable)
-                for prefix in site_prefixes
-            },
-            own_prefix: FallbackFetcher(FolderFetcher(tree, own_prefix), web, fallback_on=ArtifactMissing),
-        }
+            by_prefix[prefix] = FallbackFetcher(web, FolderFetcher(tree, prefix), fallback_on=HostUnreachable)
+        by_prefix[own_prefix] = FallbackFetcher(FolderFetcher(tree, own_prefix), web, fallback_on=ArtifactMissing)
         if settings.assets is not None:
             assets_prefix = f"{base_urls[0]}/assets/"
             by_prefix[assets_prefix] = FolderFetcher(settings.assets, assets_prefix)
@@ -646,10 +653,11 @@ def _mark_older_ledger(store: Store, settings: Settings, owner: str | None) -> N
     marks = [read_mark(settings.spool_mark) if settings.spool_mark is not None else None]
     with suppress(OSError, ValueError, TypeError, KeyError):
         # The status in the output tree also contains a change number.
-        found = json.loads((settings.output / STATUS).read_bytes())
-        marks.append((str(found["ledger"]), int(found["changes"])))
-    known = max((mark[1] for mark in marks if mark is not None and mark[0] == identity), default=0)
-    if known > changes or (store.database.is_local and instance_tables.read_facts(store).published and owner is None):
+        status = json.loads((settings.output / STATUS).read_bytes())
+        marks.append((str(status["ledger"]), int(status["changes"])))
+    known = max((number for ledger, number in filter(None, marks) if ledger == identity), default=0)
+    is_tree_gone = store.database.is_local and instance_tables.read_facts(store).published and owner is None
+    if known > changes or is_tree_gone:
         instance_tables.mark_unverified(store, "RestoredLedger", known)
 
 
@@ -695,23 +703,23 @@ def open_offline(
     ledger, is_running = directory / state_directory.LEDGER, state_directory.find_running_process(directory) is not None
     with open_copy(ledger, in_use=is_running) as store:
         snapshot = load_accepted_snapshot(directory)
-        evaluated = (
-            Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results).evaluate(snapshot.revision, None).head
-        )
+        evaluator = Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results)
+        evaluated = evaluator.evaluate(snapshot.revision, None).head
         whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
         # Read the keys if the file exists, but never create keys here.
         has_keys = (directory / state_directory.TOKEN_KEYS).exists()
         keys = state_directory.token_keys(directory, at, was_keyless=False) if has_keys else NO_KEYS
-        before = _read_offline_ledger(store)
-        commit = whole.select_site(before.facts.site or None)
-        learnt = apply_batch(before, Batch(commit=commit, changed_servers=tuple(commit.decisions.servers)), at).snapshot
+        stored = _read_offline_ledger(store)
+        commit = whole.select_site(stored.facts.site or None)
+        batch = Batch(commit=commit, changed_servers=tuple(commit.decisions.servers))
+        current = apply_batch(stored, batch, at).snapshot
         own_spool = directory / state_directory.SPOOL
-        spool = Path(learnt.facts.spool) if learnt.facts.spool is not None else own_spool
+        spool = Path(current.facts.spool) if current.facts.spool is not None else own_spool
         yield OfflineInstance(
             commit=commit,
             repository=evaluated.loaded.repository,
             snapshot=structs.replace(
-                learnt,
+                current,
                 sightings=instance_tables.read_sightings(store, describe_place(directory)),
                 claims=read_claims((own_spool, spool), spool),
             ),
@@ -738,23 +746,21 @@ def simulate_initialisation(instance: OfflineInstance, facts: Mapping[str, Any],
 
     This function does not store the result. Raises `UsageError`.
     """
-    learnt = apply_batch(
-        instance.snapshot,
-        Batch(
-            requests=(instance_tables.Request(0, at, "", BEGIN, facts),),
-            commit=instance.commit,
-            changed_servers=tuple(instance.commit.decisions.servers),
-        ),
-        at,
+    batch = Batch(
+        requests=(instance_tables.Request(0, at, "", BEGIN, facts),),
+        commit=instance.commit,
+        changed_servers=tuple(instance.commit.decisions.servers),
     )
-    ((_, outcome),) = learnt.update.request_outcomes
+    result = apply_batch(instance.snapshot, batch, at)
+    ((_, outcome),) = result.update.request_outcomes
     if outcome.startswith(REFUSED):
         raise UsageError(outcome.removeprefix(REFUSED))
-    return learnt.snapshot
+    return result.snapshot
 
 
 def _read_offline_ledger(store: Store) -> LedgerSnapshot:
-    found = read_ledger(store)
-    if found.is_trusted or found.facts.output is None:
-        return found
-    return structs.replace(found, published_records=read_tree_records(Path(found.facts.output)))
+    """Read the ledger. While it is unverified, also read the records in the published tree."""
+    snapshot = read_ledger(store)
+    if snapshot.is_trusted or snapshot.facts.output is None:
+        return snapshot
+    return structs.replace(snapshot, published_records=read_tree_records(Path(snapshot.facts.output)))

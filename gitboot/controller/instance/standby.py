@@ -52,6 +52,7 @@ from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.page import FileUpdates
 from gitboot.render.paths import File, Files, find_token
 from gitboot.render.server_files import ServerState
+from gitboot.resolve.server_plan import Offer
 from gitboot.status.conditions import Condition, Event
 from gitboot.status.instance_status import Status
 
@@ -59,9 +60,11 @@ if TYPE_CHECKING:
     from gitboot.ledger.postgresql import LeaseConnection
 
 CHECK_S: Final = 2.0  # interval between checks of the lease
-
-
-_STANDBY_STARTED: Final = "StandbyStarted"
+_PREPARE_S: Final = 3600.0  # interval between preparations of the tree
+_FIRST_PAUSE_S: Final = 60.0  # pause after a failed preparation; doubled after each further failure
+_PREPARED: Final = "this standby's output tree has the state of"
+_STANDBY_STARTED: Final = "StandbyStarted"  # the reason if another instance is active
+_decode_event: Final = build_decoder(Event)
 
 
 class EndRequest(Protocol):
@@ -85,7 +88,10 @@ class Standby:
         clock: Callable[[], datetime],
         prepare_command: Sequence[str] = (),  # command that prepares the tree; (): do not prepare it
     ) -> None:
-        self._settings, self._tell, self._clock, self._prepare_command = settings, tell, clock, prepare_command
+        self._settings = settings
+        self._tell = tell
+        self._clock = clock
+        self._prepare_command = prepare_command
         check_repository(settings)  # before any file is created
         with state_directory.make_private(settings.state):
             self.address = read_address(find_ledger(settings))
@@ -96,7 +102,8 @@ class Standby:
         self._reference = settings.git.reference
         self._accepted: str | None = None  # the commit that the active instance has accepted last
         self._wake_event = threading.Event()  # set when there may be a new commit to fetch or to evaluate
-        self._has_failed, self._last_message = False, ""
+        self._has_failed = False
+        self._last_message = ""
         self._windows = WindowWatch(partial(end_windows, settings.output, WindowEnds()))
 
     def wait(self, ending: Callable[[], AbstractContextManager[EndRequest]]) -> bool:
@@ -121,29 +128,34 @@ class Standby:
                     lambda: (self._reference, self._accepted),
                 )
             )
-            preparation = stack.enter_context(
-                closing(_Preparation(self._prepare_command, self._settings.state, self._tell))
-            )
-            connection, since = stack.enter_context(closing(LeaseConnection(self.address))), self._clock()
+            preparation = _Preparation(self._prepare_command, self._settings.state, self._tell)
+            stack.enter_context(closing(preparation))
+            connection = stack.enter_context(closing(LeaseConnection(self.address)))
+            since = self._clock()
             if self._has_failed:
                 end.wait(CHECK_S)
                 self._has_failed = False
             while not end.wait(0):
-                if (waits := self._find_wait_reason(connection)) is None:
+                cause = self._find_wait_reason(connection)
+                if cause is None:
                     return True
+                reason, message = cause
                 wait_s = min(CHECK_S, self._settings.lease_s / 5)
                 if preparation.is_running and self._windows.is_due(self._clock()):
                     preparation.interrupt()
                 if not preparation.is_running:
                     wait_s = min(wait_s, self._end_windows())
-                if waits[0] == _STANDBY_STARTED and is_large():
+                if reason == _STANDBY_STARTED and is_large():
                     preparation.start_if_due()
-                self._report(*waits, since, preparation.tree_message)
+                self._report(reason, message, since, preparation.tree_message)
                 end.wait(wait_s)
             return False
 
     def _find_wait_reason(self, connection: LeaseConnection) -> tuple[str, str] | None:
-        """Return the reason for waiting and a message, or None if the lease is free."""
+        """Return the reason for waiting and a message, or None if the lease is free.
+
+        Raises `LedgerError` if the ledger was never reachable.
+        """
         try:
             other = connection.find_other_holder(Holder.load(self._settings.state))
         except LedgerError as error:
@@ -176,7 +188,8 @@ class Standby:
         At a take-over, this instance uses the number to detect whether a backup has replaced the ledger.
         """
         path = get_mark_path(self._settings.state / state_directory.LEDGER)
-        before, identity = read_mark(path), facts.get("identity")
+        before = read_mark(path)
+        identity = facts.get("identity")
         with suppress(OSError, ValueError):
             changes = int(facts.get("changes", 0))
             if identity is not None and (before is None or (before[0] == identity and before[1] < changes)):
@@ -212,21 +225,16 @@ def _classify_error(error: LedgerError) -> str:
     return type(error).__name__ if isinstance(error, (LedgerLeft, LedgerUnfinished)) else "LedgerFailed"
 
 
-_decode_event: Final = build_decoder(Event)
-
-
-_PREPARE_S: Final = 3600.0  # interval between preparations of the tree
-_FIRST_PAUSE_S: Final = 60.0  # pause after a failed preparation; doubled after each further failure
-_PREPARED: Final = "this standby's output tree has the state of"
-
-
 class _Preparation:
     """A runner that periodically starts a process to prepare the tree. The process may be killed at any time."""
 
     def __init__(self, command: Sequence[str], directory: Path, tell: Callable[[Event], None]) -> None:
-        self._command, self._directory, self._tell = command, directory, tell
+        self._command = command
+        self._directory = directory
+        self._tell = tell
         self._process: subprocess.Popen[bytes] | None = None
-        self._due, self._pause_s = time.monotonic(), _FIRST_PAUSE_S
+        self._due_s = time.monotonic()
+        self._pause_s = _FIRST_PAUSE_S
         self._last: Event | None = None  # the last reported event
         self.tree_message = ""  # text for the status about the state of the tree
 
@@ -241,7 +249,7 @@ class _Preparation:
         """
         if self._process is not None and (status := self._process.poll()) is not None:
             self._end(self._process, status)
-        if self._command and self._process is None and time.monotonic() >= self._due:
+        if self._command and self._process is None and time.monotonic() >= self._due_s:
             with suppress(OSError):  # if the process cannot be started now, try again at the next check
                 self._process = spawn(self._command, stdout=subprocess.PIPE)
                 self.tree_message = self.tree_message or "this standby is preparing its output tree"
@@ -251,7 +259,8 @@ class _Preparation:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
-            self._process, self._due = None, time.monotonic()
+            self._process = None
+            self._due_s = time.monotonic()
 
     def close(self) -> None:
         """Kill the process, because only the active instance may write to the tree."""
@@ -259,8 +268,14 @@ class _Preparation:
         shutil.rmtree(self._directory / state_directory.PREPARING, ignore_errors=True)
 
     def _end(self, process: subprocess.Popen[bytes], status: int) -> None:
-        self._process, self._due = None, time.monotonic() + (_PREPARE_S if status == 0 else self._pause_s)
-        self._pause_s = _FIRST_PAUSE_S if status == 0 else min(2 * self._pause_s, _PREPARE_S)
+        """Schedule the next process, and report the event that a process has written to its standard output."""
+        self._process = None
+        if status == 0:
+            self._due_s = time.monotonic() + _PREPARE_S
+            self._pause_s = _FIRST_PAUSE_S
+        else:
+            self._due_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _PREPARE_S)
         output, _ = process.communicate()
         try:
             event: Event = _decode_event(output)
@@ -290,56 +305,85 @@ def _follow_active(
     and failures are not reported before a take-over. Yields a function that returns whether the fleet is so large that
     a prepared tree is needed.
     """
-    ended, large = threading.Event(), threading.Event()
     cache = state_directory.open_cache(settings.state, state_directory.make_cache_warner(tell, clock))
     evaluation = EvaluatorClient(settings.state, limits=settings.allowance, site=settings.site, cache=cache)
     evaluation.on_answer = wake_event.set
-
-    def follow(fetcher: FetchProcess) -> None:
-        commit: Commit | None = None
-        source: Source | None = None
-        while True:
-            wake_event.clear()
-            if ended.is_set():  # check after `clear`, which also clears the wake-up at the end
-                return
-            reference, accepted = read_followed()
-            if reference is None:
-                wake_event.wait(CHECK_S)
-                continue
-            with suppress(GitbootError):
-                if source is None or source.reference != reference:
-                    source = build_source(
-                        structs.replace(settings, git=structs.replace(settings.git, reference=reference)),
-                        settings.state,
-                        fetcher,
-                    )
-                source.fetch()
-            with suppress(GitbootError):  # the Git server may be unreachable
-                revision = Revision(accepted) if accepted is not None else None
-                if (
-                    source is not None
-                    and revision is not None
-                    and (commit is None or revision != commit.revision)
-                    and source.has(revision)
-                ):
-                    evaluated = evaluation.evaluate(revision, commit)
-                    if evaluated is not None:
-                        commit = evaluated.commit
-                        evaluation.store_results(revision)
-                if commit is not None and len(commit.decisions.servers) >= MIN_SERVERS:
-                    large.set()
-            wake_event.wait(settings.poll_s)
-
     with closing(evaluation):
         with closing(FetchProcess(settings.git.fetch_mebibytes)) as fetcher:
-            thread = BackgroundThread(partial(follow, fetcher), name="follow")
+            follower = _Follower(settings, evaluation, fetcher, wake_event, read_followed)
+            thread = BackgroundThread(follower.run, name="follow")
             thread.start()
             try:
-                yield large.is_set
+                yield lambda: follower.is_fleet_large
             finally:
-                ended.set()
-                wake_event.set()
+                follower.end()
         thread.join()  # the thread's fetch process has ended
+
+
+class _Follower:
+    """Fetches a branch and evaluates the accepted commit, again and again. `run` is called in a thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        evaluation: EvaluatorClient,
+        fetcher: FetchProcess,
+        wake_event: threading.Event,
+        read_followed: Callable[[], tuple[str | None, str | None]],
+    ) -> None:
+        self._settings = settings
+        self._evaluation = evaluation
+        self._fetcher = fetcher
+        self._wake_event = wake_event
+        self._read_followed = read_followed
+        self._ended = threading.Event()
+        self._source: Source | None = None  # None: the branch is unknown, or its clone could not be opened
+        self._commit: Commit | None = None  # the last evaluated commit
+
+    @property
+    def is_fleet_large(self) -> bool:
+        """Whether the fleet is so large that a prepared tree is needed."""
+        return self._commit is not None and len(self._commit.decisions.servers) >= MIN_SERVERS
+
+    def run(self) -> None:
+        """Follow until `end` is called. Errors are ignored, and the work is repeated."""
+        while True:
+            self._wake_event.clear()
+            if self._ended.is_set():  # check after `clear`, which also clears the wake-up at the end
+                return
+            reference, accepted = self._read_followed()
+            if reference is None:
+                self._wake_event.wait(CHECK_S)
+                continue
+            with suppress(GitbootError):  # the Git server may be unreachable
+                self._fetch(reference)
+            with suppress(GitbootError):
+                if accepted is not None:
+                    self._evaluate(Revision(accepted))
+            self._wake_event.wait(self._settings.poll_s)
+
+    def end(self) -> None:
+        """End the thread soon."""
+        self._ended.set()
+        self._wake_event.set()
+
+    def _fetch(self, reference: str) -> None:
+        if self._source is None or self._source.reference != reference:
+            git = structs.replace(self._settings.git, reference=reference)
+            followed = structs.replace(self._settings, git=git)
+            self._source = build_source(followed, self._settings.state, self._fetcher)
+        self._source.fetch()
+
+    def _evaluate(self, revision: Revision) -> None:
+        """Evaluate a commit that is in the clone, and store the results in the cache."""
+        if self._source is None or (self._commit is not None and revision == self._commit.revision):
+            return
+        if not self._source.has(revision):
+            return
+        evaluated = self._evaluation.evaluate(revision, self._commit)
+        if evaluated is not None:
+            self._commit = evaluated.commit
+            self._evaluation.store_results(revision)
 
 
 # The tree
@@ -381,10 +425,13 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         if facts.accepted is None or not facts.published or instance_tables.is_behind(store):
             raise NotYetDone("the active instance has not published an output tree from this ledger yet")
         accepted = Revision(facts.accepted)
-        if not (lines := read_shared_token_keys(settings.state / state_directory.LEDGER)):
+        lines = read_shared_token_keys(settings.state / state_directory.LEDGER)
+        if not lines:
             raise NotYetDone("the ledger has no token keys yet")
         state_directory.write_key_lines(copy, lines)
-        at = max(clock(), facts.heartbeat.at) if facts.heartbeat is not None else clock()
+        at = clock()
+        if facts.heartbeat is not None:
+            at = max(at, facts.heartbeat.at)
         directory = stack.enter_context(
             OutputDirectory.open(
                 settings.output,
@@ -405,17 +452,14 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
             site=settings.site,
         )
         # Ignore the ledger's results of artifact checks, because they come from the other host.
-        snapshot = structs.replace(
-            read_ledger(store), sightings={} if settings.artifacts.check is not CheckAssets.OFF else None
-        )
-        instance_state = checkpoint.resume(
-            InstanceState(snapshot=snapshot, keys=state_directory.token_keys(copy, at, was_keyless=False))
-        )
-        instance_state = _publish_without_halted(
-            instance_state, _evaluate_accepted(settings, accepted, instance_state.plans.commit, cache), tree, at
-        )
-        checkpoint.store(instance_state, len(instance_state.plans.servers), at)
-    return PreparedTree(commit=accepted, servers=len(instance_state.plans.servers), halted=len(tree.halted), at=at)
+        checks_artifacts = settings.artifacts.check is not CheckAssets.OFF
+        snapshot = structs.replace(read_ledger(store), sightings={} if checks_artifacts else None)
+        keys = state_directory.token_keys(copy, at, was_keyless=False)
+        state = checkpoint.resume(InstanceState(snapshot=snapshot, keys=keys))
+        commit = _evaluate_accepted(settings, accepted, state.plans.commit, cache)
+        state = _publish_without_halted(state, commit, tree, at)
+        checkpoint.store(state, len(state.plans.servers), at)
+    return PreparedTree(commit=accepted, servers=len(state.plans.servers), halted=len(tree.halted), at=at)
 
 
 def _find_unused_date(store: Store, at: datetime, facts: instance_tables.Facts) -> datetime:
@@ -431,11 +475,11 @@ def _find_unused_date(store: Store, at: datetime, facts: instance_tables.Facts) 
 
 
 def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | None, cache: DiskCache) -> Commit:
-    with closing(
-        EvaluatorClient(
-            settings.state, limits=settings.allowance, waits_for_answer=True, site=settings.site, cache=cache
-        )
-    ) as evaluation:
+    """Evaluate the accepted commit, and store the results in the cache. Raises `NotYetDone`."""
+    evaluation = EvaluatorClient(
+        settings.state, limits=settings.allowance, waits_for_answer=True, site=settings.site, cache=cache
+    )
+    with closing(evaluation):
         try:
             evaluated = evaluation.evaluate(revision, base)
         except SourceError as error:
@@ -449,17 +493,17 @@ def _evaluate_accepted(settings: Settings, revision: Revision, base: Commit | No
 
 
 def _publish_without_halted(before: InstanceState, commit: Commit, tree: _StandbyTree, at: datetime) -> InstanceState:
+    """Plan all servers, publish the tree, and return the new state. Raises `NotYetDone`."""
     if len(commit.decisions.servers) < MIN_SERVERS:
         raise NotYetDone(f"preparing the output tree does not save time with fewer than {MIN_SERVERS} servers")
-    learnt = apply_batch(
-        before.snapshot, Batch(commit=commit, changed_servers=tuple(commit.decisions.servers)), at
-    ).snapshot
-    if learnt.recorded_commit is None or not learnt.is_trusted or not can_plan(learnt, commit):
+    batch = Batch(commit=commit, changed_servers=tuple(commit.decisions.servers))
+    current = apply_batch(before.snapshot, batch, at).snapshot
+    if current.recorded_commit is None or not current.is_trusted or not can_plan(current, commit):
         raise NotYetDone(
             "the ledger is unverified, or the Fleet refers to a different ledger, so gitboot does not plan boots"
         )
     # Plan with the stored records, because new records are not in the ledger yet.
-    snapshot = structs.replace(learnt, records=before.snapshot.records)
+    snapshot = structs.replace(current, records=before.snapshot.records)
     stop = find_stop_scope(snapshot, commit, snapshot.facts.orders)
     changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
     plans, replanned_servers = replan(before.plans, commit, snapshot, changed, at, stop, before.keys)
@@ -469,7 +513,8 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
     terms = ServingTerms(is_prepared=True)
     publication = publish_plans(planned, commit, replanned_servers, tree, tree, at, terms)
     if publication.failure is not None:
-        raise NotYetDone(publication.failure[1])
+        _, message = publication.failure
+        raise NotYetDone(message)
     return structs.replace(planned, publication=publication)
 
 
@@ -482,8 +527,10 @@ class _StandbyTree:
     """
 
     def __init__(self, tree: OutputDirectory, store: Store, file_date: datetime) -> None:
-        self._tree, self._store, self._file_date = tree, store, file_date
-        self.halted = set[str]()
+        self._tree = tree
+        self._store = store
+        self._file_date = file_date  # the modification time of all published files
+        self.halted = set[str]()  # names of servers
 
     # Methods for publishing
 
@@ -512,21 +559,23 @@ class _StandbyTree:
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]
     ) -> Collection[str]:
         """Return the servers to halt, without recording any offers."""
-        found = set()
+        halted = set()
         for name, server in states.items():
-            offers = [(each, server_tables.find_offer(self._store, each.plan)) for each in list_offers(server)]
-            has_offers = all(
-                known is not None and structs.replace(each, number=known.number) == known for each, known in offers
-            )
+            has_offers = all(self._is_recorded(offer) for offer in list_offers(server))
             # A path with a token needs no modification time in the ledger, because the token identifies the boot.
             has_dates = all(
-                find_token(each.path) is not None and server_tables.find_token(self._store, each.path) == each.plan
-                for each in dates[name]
+                find_token(dated.path) is not None and server_tables.find_token(self._store, dated.path) == dated.plan
+                for dated in dates[name]
             )
             if server.installs_at is not None or not (has_offers and has_dates):
-                found.add(name)
-        self.halted |= found
-        return found
+                halted.add(name)
+        self.halted |= halted
+        return halted
+
+    def _is_recorded(self, offer: Offer) -> bool:
+        """Return whether the ledger contains an equal offer, apart from the number."""
+        recorded = server_tables.find_offer(self._store, offer.plan)
+        return recorded is not None and structs.replace(offer, number=recorded.number) == recorded
 
     def record_publication(self) -> None:
         """Do nothing, because the active instance records the publication."""
