@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from heapq import nlargest, nsmallest
 from operator import itemgetter
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import Struct, structs
@@ -43,6 +43,8 @@ from gitboot.status.instance_status import (
     WithheldServer,
 )
 from gitboot.system_clock import ClockState
+
+_MAX_SHOWN: Final = 50  # servers per list: keeps the status, which each reconcile writes, below about 50 KB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,9 +108,6 @@ class TargetState(Struct, frozen=True, kw_only=True):
         )
 
 
-_MAX_SHOWN: Final = 50  # servers per list: keeps the status, which each reconcile writes, below about 50 KB
-
-
 class InstanceState(Struct, frozen=True, kw_only=True):
     """The state of an instance: accepted commit, knowledge, plans, publication, BMC schedule and conditions."""
 
@@ -154,16 +153,21 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         None if no commit is accepted, or if the Fleet names another ledger and this instance has never been active.
         """
         accepted = self.attempt.accepted
-        return None if accepted is None or not can_plan(self.snapshot, accepted) else self.attempt.offered or accepted
+        if accepted is None or not can_plan(self.snapshot, accepted):
+            return None
+        return self.attempt.offered or accepted
 
     @property
     def may_act(self) -> bool:
+        """Whether this instance may set overrides and serve install boots, according to the Fleet."""
         return may_instance_act(self.snapshot, self.attempt.accepted, self.attempt.orders)
 
     @property
     def is_orphaned(self) -> bool:
         """Return whether the newest Fleet does not define this instance's site, or names no ledger for the site."""
-        orders = self.attempt.orders or (self.attempt.accepted.orders if self.attempt.accepted is not None else None)
+        orders, accepted = self.attempt.orders, self.attempt.accepted
+        if orders is None and accepted is not None:
+            orders = accepted.orders
         return orders is not None and orders.ledger == NO_LEDGER
 
     def status(self) -> Status:
@@ -174,12 +178,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         last step, oldest first.
         """
         attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
-        machines = accepted.machines if accepted is not None else {}
-        shown = nlargest(
-            _MAX_SHOWN,
-            ((machines[uuid].name, each) for uuid, each in self.snapshot.secret_fetches.items() if uuid in machines),
-            key=lambda item: (item[1].is_unexpected, item[1].last, item[0]),
-        )
+        installations = nsmallest(_MAX_SHOWN, plans.installing.items(), key=lambda item: (item[1].at, item[0]))
         return Status(
             ledger=self.snapshot.facts.identity,
             attempted=attempt.attempted,
@@ -202,20 +201,24 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             installs=plans.count_servers("installs"),
             runs=plans.count_servers("runs"),
             installing=plans.count_servers("installing"),
-            installations=tuple(
-                {"server": name, **progress.facts()}
-                for name, progress in nsmallest(
-                    _MAX_SHOWN, plans.installing.items(), key=lambda item: (item[1].at, item[0])
-                )
-            ),
+            installations=tuple({"server": name, **progress.facts()} for name, progress in installations),
             drift=plans.count_servers("drift"),
             bmcs=self.schedule.outcomes,
             below_minimum_version=plans.count_below_minimum(),
-            secret_fetches=tuple(
-                {"server": name, **facts} for name, each in sorted(shown, key=itemgetter(0)) for facts in each.facts()
-            ),
+            secret_fetches=tuple(self._list_secret_fetches()),
             conditions=self.conditions,
         )
+
+    def _list_secret_fetches(self) -> Iterator[dict[str, Any]]:
+        """Yield the most important fetches of secrets, sorted by server."""
+        machines = self.attempt.accepted.machines if self.attempt.accepted is not None else {}
+        by_server = {
+            machines[uuid].name: fetches for uuid, fetches in self.snapshot.secret_fetches.items() if uuid in machines
+        }
+        shown = nlargest(_MAX_SHOWN, by_server.items(), key=lambda item: (item[1].is_unexpected, item[1].last, item[0]))
+        for name, fetches in sorted(shown, key=itemgetter(0)):
+            for facts in fetches.facts():
+                yield {"server": name, **facts}
 
     def _list_withheld(self) -> Iterator[WithheldServer]:
         """Yield the servers whose install boot is withheld now, sorted by name.
@@ -223,15 +226,15 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         Each result includes the boot that the server gets instead.
         """
         commit = self.plans.commit
-        found = commit.withheld if commit is not None else {}
-        named = sorted((commit.machines[uuid].name, boots) for uuid, boots in found.items()) if commit else []
-        for name, boots in named:
+        if commit is None:
+            return
+        for name, boots in sorted((commit.machines[uuid].name, boots) for uuid, boots in commit.withheld.items()):
             state = self.plans.servers.get(name)
             if state is not None and state.plan is not None and state.plan.cause is Cause.WITHHELD:
                 boot = state.plan.boot
                 yield WithheldServer(
                     server=name,
-                    by=tuple(sorted({each.by for each in boots})),
+                    by=tuple(sorted({withheld.by for withheld in boots})),
                     boots=boot.image if boot is not None else None,
                     why=str(state.plan.cause),
                 )
@@ -242,24 +245,27 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         If only a commit can declare an installation complete, the installation is not overdue once there is evidence
         for all of its other steps.
         """
-        found: dict[str, InstallAttempt] = {}
+        overdue: dict[str, InstallAttempt] = {}
         commit, servers = self.plans.commit, self.plans.servers
         for name, attempt in self.plans.begun.items():
             policy = servers[name].decision.policy if name in servers else None
             if commit is None or attempt.failed is not None or policy is None or policy.boot is None:
                 continue
-            boots, shows_start = policy.boot.boots, policy.boot.proves_start
-            if commit.decisions.evidence is Evidence.DECLARED and has_all_evidence(
-                attempt, boots=boots, shows_start=shows_start
-            ):
+            boot = policy.boot
+            has_evidence = has_all_evidence(attempt, boots=boot.boots, shows_start=boot.proves_start)
+            if commit.decisions.evidence is Evidence.DECLARED and has_evidence:
                 continue
             if attempt.last_seen.at + self.longest_step <= at:
-                found[name] = attempt
-        return found
+                overdue[name] = attempt
+        return overdue
 
     def find_overdue_runs(self, at: datetime) -> dict[str, tuple[str, Run]]:
         """Return, by server, the maintenance runs whose boot was served long ago but that have not started yet."""
-        return {name: each for name, each in self.plans.given.items() if each[1].at + self.longest_step <= at}
+        return {
+            name: (maintenance, run)
+            for name, (maintenance, run) in self.plans.given.items()
+            if run.at + self.longest_step <= at
+        }
 
     def next_due(self, at: datetime) -> datetime | None:
         """Return when a reconcile is due after ``at`` even if no event occurs, or None if no reconcile is due.
@@ -267,30 +273,22 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         No plans exist before the first evaluation after a start, but windows that an earlier process published still
         end.
         """
-        suspension = (
-            self.snapshot.facts.suspension
-            if any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
-            else None
-        )
-        due_times = (
+        suspension = self.snapshot.facts.suspension
+        is_suspended = any(each.type == "AcceptingCommits" and not each.status for each in self.conditions)
+        due_times = [
             self.plans.transitions.next_due if self.commit is not None else None,
             self.next_window_end,
             self.schedule.agenda.next_due,
-            suspension.until if suspension is not None else None,
-        )
-        later_times = (
+            suspension.until if suspension is not None and is_suspended else None,
+        ]
+        later_times = [
             self.attempt.retry_at,
             self.attempt.problems_until,
-            *(each.last_seen.at + self.longest_step for each in self.plans.begun.values()),
+            *(attempt.last_seen.at + self.longest_step for attempt in self.plans.begun.values()),
             *(run.at + self.longest_step for _, run in self.plans.given.values()),
-        )
-        return min(
-            (
-                *(due for due in due_times if due is not None),
-                *(due for due in later_times if due is not None and due > at),
-            ),
-            default=None,
-        )
+        ]
+        due_times += [due for due in later_times if due is not None and due > at]
+        return min((due for due in due_times if due is not None), default=None)
 
 
 def can_plan(snapshot: LedgerSnapshot, commit: Commit) -> bool:

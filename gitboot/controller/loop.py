@@ -55,6 +55,7 @@ class WakeSignal:
         self._queue.put(cause)
 
     def stop(self) -> None:
+        """End the loop that uses this signal."""
         self.is_stopped = True
         self.wake()
 
@@ -85,9 +86,14 @@ class Loop:
         forge: ForgeReader | None = None,
         notices: Notices | None = None,
     ) -> None:
-        self._reconciler, self._source, self._poll_s = reconciler, source, poll_s
-        self._clock, self._read_clock_state = clock, read_clock_state
-        self._forge, self._notices, self._report_event = forge, notices, tell
+        self._reconciler = reconciler
+        self._source = source
+        self._poll_s = poll_s
+        self._clock = clock
+        self._report_event = tell
+        self._read_clock_state = read_clock_state
+        self._forge = forge
+        self._notices = notices
         self._reconcile_signal = wake_signal or WakeSignal()  # signals that a reconcile is due now
         self._fetch_signal = WakeSignal()  # signals that a fetch is due now
         self._stopping = False
@@ -179,6 +185,7 @@ class Loop:
         return max_s if due is None else min(max_s, max((due - self._clock()).total_seconds(), 0))
 
     def _reconcile(self, *, endpoints: Endpoints | None = None, wait: bool = False) -> datetime | None:
+        """Reconcile now, and return when the next reconcile is due."""
         fetched = self._last_fetch()
         due = self._reconciler.reconcile(
             self._clock(),
@@ -195,7 +202,10 @@ class Loop:
         return due
 
     def _fetch_once(self) -> None:
-        before, stopwatch, began = self._last_result, self._reconciler.stage_times.start(), self._clock()
+        """Fetch, keep the result for the next reconcile, and report a new commit or a new error."""
+        before = self._last_result
+        stopwatch = self._reconciler.stage_times.start()
+        began = self._clock()
         slow_timer = threading.Timer(SLOW_S, self._report_slow_fetch, (began,))
         slow_timer.daemon = True
         slow_timer.start()
@@ -210,7 +220,8 @@ class Loop:
         finally:
             slow_timer.cancel()
             slow_timer.join()
-            was_slow, self._slow_since = self._slow_since is not None, None
+            was_slow = self._slow_since is not None
+            self._slow_since = None
         stopwatch(Stage.FETCH)
         if self._forge is not None:
             self._forge.read_known_changes(has_fetched=error is None)
@@ -285,7 +296,8 @@ def watch_folders(*folders: Path | None, wake: Callable[[], None], recursive: bo
     A folder of None is skipped. With ``recursive``, also watch all subfolders. Some changes cause no event, so callers
     must poll too.
     """
-    if not (paths := [each for each in folders if each is not None]):
+    paths = [folder for folder in folders if folder is not None]
+    if not paths:
         yield
         return
     import watchfiles  # gitboot imports this module here, because a single reconcile does not need it

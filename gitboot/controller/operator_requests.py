@@ -54,8 +54,9 @@ RESUME: Final = "resume"  # {}
 STOP: Final = "stop"  # {"reason", "everything"}
 START: Final = "start"  # {}
 
-
 REFUSED: Final = "refused: "  # the outcome of a rejected request begins with this text
+_MIN_DIGITS: Final = 8  # digits of a digest that an operator has to type
+_DIGITS: Final = re.compile(r"[0-9a-f]{1,64}")
 
 
 def carry_out_requests(
@@ -77,7 +78,8 @@ def carry_out_requests(
         except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
             outcome = f"{REFUSED}{error}"
         type = "RecordsBegun" if request.action == BEGIN else "Requested"
-        servers: dict[str, Any] = {"servers": names} if (names := _list_servers(request.facts)) else {}
+        names = _list_servers(request.facts)
+        servers: dict[str, Any] = {"servers": names} if names else {}
         message = f"{request.operator}: {outcome}"
         update.add_event(type, message, who=request.operator, request=request.action, **servers)
         update.request_outcomes.append((request, outcome))
@@ -86,22 +88,19 @@ def carry_out_requests(
 def _list_servers(fields: Mapping[str, Any]) -> list[str]:
     """Return the servers that a request names. A request from another version of gitboot may have any form."""
     servers, items = fields.get("servers"), fields.get("items")
-    named = [fields.get("server"), *(servers if isinstance(servers, list) else ())]
-    named += [each.get("server") for each in items if isinstance(each, Mapping)] if isinstance(items, list) else []
-    return [each for each in named if isinstance(each, str)]
+    names = [fields.get("server")]
+    if isinstance(servers, list):
+        names += servers
+    if isinstance(items, list):
+        names += [item.get("server") for item in items if isinstance(item, Mapping)]
+    return [name for name in names if isinstance(name, str)]
 
 
 def apply_stoppage(update: LedgerUpdate, stoppage: StopOrder) -> None:
-    """Record a stop from the files that endpoints read, unless the ledger already contains the same stop or a wider
-    one.
-    """
+    """Record a stop from the files that endpoints read, unless the ledger already has this stop or a wider stop."""
     known = update.facts.stoppage
     if known is None or stoppage.everything > known.everything:
         update.set_facts(stoppage=stoppage)
-
-
-_MIN_DIGITS: Final = 8  # digits of a digest that an operator has to type
-_DIGITS: Final = re.compile(r"[0-9a-f]{1,64}")
 
 
 def find_held_commit(held: HeldCommit | None, prefix: str) -> HeldCommit:
@@ -134,6 +133,11 @@ def check_approval(held: HeldCommit | None, digest: str, guards: Collection[str]
 
 
 def _carry_out_request(update: LedgerUpdate, request: Request, commit: Commit | None, held: HeldCommit | None) -> str:
+    """Carry out one request, and return the outcome.
+
+    Raises `UsageError` or `StaleDigest` if the request must be rejected, and ValueError, KeyError, TypeError or
+    AttributeError if the request does not have the expected form.
+    """
     facts = request.facts
     match request.action:
         case "records":
@@ -186,6 +190,7 @@ def _carry_out_request(update: LedgerUpdate, request: Request, commit: Commit | 
 
 
 def _set_records(update: LedgerUpdate, request: Request) -> str:
+    """Replace the records of servers, if they have not changed since the operator made the request."""
     facts = request.facts
     if facts.get("commit") not in (None, update.facts.accepted):
         raise UsageError("gitboot accepted another commit after you made this request; check the servers again")
@@ -205,10 +210,12 @@ def _set_records(update: LedgerUpdate, request: Request) -> str:
             raise UsageError(
                 f"{server} was installed after you made this request; if you still want this change, repeat the request"
             )
-    if known := [server for uuid, server, _ in items if facts.get("unknown") and update.record(uuid) is not None]:
-        raise UsageError(
-            f"gitboot recorded an installation state for {known[0]} after you made this request; check the record first"
-        )
+    for uuid, server, _ in items if facts.get("unknown") else ():
+        if update.record(uuid) is not None:
+            raise UsageError(
+                f"gitboot recorded an installation state for {server} after you made this request; check the record "
+                "first"
+            )
     set_records(update, items)
     for uuid, _, record in items:
         if record.provision is None:  # earlier overrides and power changes are not part of the new installation
@@ -216,14 +223,17 @@ def _set_records(update: LedgerUpdate, request: Request) -> str:
             _set_override_states(update, uuid, OverrideState.CLEARED, _is_provision_override)
             set_power_states(update, uuid, PowerRecordState.REFUSED, lambda each: each.reason.startswith("provision/"))
     reason = f" ({facts['reason']})" if facts.get("reason") else ""
-    if len(items) == 1:
-        _, server, record = items[0]
-        if record.provision is None:
-            return f"recorded {server} as pending: gitboot installs the server when its plan allows{reason}"
-        image = f" with {record.installed}" if record.image is None and record.installed is not None else ""
-        image = f" with BootImage/{record.image}" if record.image else image
-        return f"recorded {server} as provisioned: provision {record.provision}{image}{reason}"
-    return f"set {len(items)} records{reason}"
+    if len(items) != 1:
+        return f"set {len(items)} records{reason}"
+    _, server, record = items[0]
+    if record.provision is None:
+        return f"recorded {server} as pending: gitboot installs the server when its plan allows{reason}"
+    image = ""
+    if record.image:
+        image = f" with BootImage/{record.image}"
+    elif record.image is None and record.installed is not None:
+        image = f" with {record.installed}"
+    return f"recorded {server} as provisioned: provision {record.provision}{image}{reason}"
 
 
 def _begin_with_records(update: LedgerUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
@@ -234,6 +244,7 @@ def _begin_with_records(update: LedgerUpdate, facts: Mapping[str, Any], commit: 
 
 
 def _resolve_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+    """Record whether the overrides and resets with an unknown outcome took place, as an operator stated."""
     key, consumed, bmc, reason = facts["key"], facts["consumed"], facts["bmc"], facts["reason"]
     pinned = update.find_pin(uuid)
     seen = pinned.latest_identity if pinned is not None else None
@@ -242,44 +253,34 @@ def _resolve_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts
     is_used = key is not None and record is not None and satisfies_key(record.consumed_key, key)
     used_key = record.consumed_key if record is not None and is_used else None
 
-    def is_affected(each: OverrideRecord) -> bool:
+    def is_affected(override: OverrideRecord) -> bool:
         """Return whether the request is about this override.
 
         The request is about an override if its state is unknown, if it is at another BMC, or if it is closed but the
         plan needs it.
         """
-        elsewhere = each.state.is_open and (
-            (each.bmc is not None and list(each.bmc.normalized_address) != bmc)
-            or (seen is not None and are_different_systems(each.shown, seen))
-        )
-        return (
-            elsewhere
-            or (each.reason in (key, used_key) and not each.state.is_open)
-            or each.state is OverrideState.RECORDED
-        )
+        if override.state is OverrideState.RECORDED:
+            return True
+        if not override.state.is_open:
+            return override.reason in (key, used_key)
+        is_at_another_bmc = override.bmc is not None and list(override.bmc.normalized_address) != bmc
+        return is_at_another_bmc or (seen is not None and are_different_systems(override.shown, seen))
 
     if not consumed and record is not None and used_key is not None:
         set_records(update, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
-    found = _set_override_states(update, uuid, OverrideState.LOST if consumed else OverrideState.CLEARED, is_affected)
-    unresolved = set_power_states(
-        update,
-        uuid,
-        PowerRecordState.REQUESTED if consumed else PowerRecordState.REFUSED,
-        lambda each: each.state is PowerRecordState.RECORDED,
-    )
-    if not found and unresolved:
-        return (
-            f"{server}: recorded that gitboot switched its power, and will not switch it again ({reason})"
-            if consumed
-            else f"{server}: recorded that gitboot did not switch its power, and may still switch it ({reason})"
-        )
-    if not found:
-        return f"{server}: no override or power request is unresolved"
-    return (
-        f"{server}: recorded the override as used; gitboot does not set it again ({reason})"
-        if consumed
-        else f"{server}: recorded the override as not set; gitboot sets it if the plan requires it ({reason})"
-    )
+    override_state = OverrideState.LOST if consumed else OverrideState.CLEARED
+    override_count = _set_override_states(update, uuid, override_state, is_affected)
+    power_state = PowerRecordState.REQUESTED if consumed else PowerRecordState.REFUSED
+    reset_count = set_power_states(update, uuid, power_state, lambda reset: reset.state is PowerRecordState.RECORDED)
+    if override_count and consumed:
+        return f"{server}: recorded the override as used; gitboot does not set it again ({reason})"
+    if override_count:
+        return f"{server}: recorded the override as not set; gitboot sets it if the plan requires it ({reason})"
+    if reset_count and consumed:
+        return f"{server}: recorded that gitboot switched its power, and will not switch it again ({reason})"
+    if reset_count:
+        return f"{server}: recorded that gitboot did not switch its power, and may still switch it ({reason})"
+    return f"{server}: no override or power request is unresolved"
 
 
 def _describe_power_result(result: Mapping[str, Any]) -> str:
@@ -322,9 +323,8 @@ def _replace_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts
     """Allow gitboot to replace a foreign override with the planned override."""
     key = facts["key"]
     record = next((each for each in update.overrides.list_records(uuid) if each.reason == key), None)
-    if key is None or (
-        record is not None and record.state not in (OverrideState.CLEARED, OverrideState.CONSUMED, OverrideState.UNSENT)
-    ):
+    ended_states = (OverrideState.CLEARED, OverrideState.CONSUMED, OverrideState.UNSENT)
+    if key is None or (record is not None and record.state not in ended_states):
         return f"{server}: there is no override to replace"
     opened = record or OverrideRecord(
         reason=key, plan_digest="", override=NO_OVERRIDE, marks=NO_MARKS, state=OverrideState.OPENED, at=update.at
@@ -351,9 +351,10 @@ def _set_override_states(
     ``CLEARED`` means that an override was not consumed, so gitboot may set an override for the same reason again.
     ``LOST`` means that it was consumed, so gitboot does not set it again.
     """
-    selected = [each for each in update.overrides.list_records(uuid) if each.state is not state and is_selected(each)]
-    for each in selected:
-        update.overrides.set_record(uuid, structs.replace(each, state=state, corrections=()))
+    records = [record for record in update.overrides.list_records(uuid) if record.state is not state]
+    selected = [record for record in records if is_selected(record)]
+    for record in selected:
+        update.overrides.set_record(uuid, structs.replace(record, state=state, corrections=()))
     update.due_now.add(uuid)
     return len(selected)
 
@@ -393,6 +394,7 @@ def may_instance_act(snapshot: LedgerSnapshot, accepted: Commit | None, orders: 
 
 
 def _list_orders(accepted: Commit | None, orders: FleetOrders | None) -> list[FleetOrders]:
+    """Return the orders in the newest Fleet, if any, and then those in the accepted Fleet, if any."""
     return [each for each in (orders, accepted.orders if accepted is not None else None) if each is not None]
 
 
@@ -404,15 +406,16 @@ def find_released_servers(
     The result only informs operators. It includes the servers that wait for a missing file, because these servers boot
     as soon as the file appears, without further action by an operator.
     """
-    return tuple(
-        each.server
-        for each in commit.decisions.servers.values()
-        if (boot := _find_planned_boot(each, snapshot, at, after)) is not None
-        and boot != _find_planned_boot(each, snapshot, at, before)
-    )
+    released = []
+    for decision in commit.decisions.servers.values():
+        boot = _find_planned_boot(decision, snapshot, at, after)
+        if boot is not None and boot != _find_planned_boot(decision, snapshot, at, before):
+            released.append(decision.server)
+    return tuple(released)
 
 
 def _find_planned_boot(decision: Decision, snapshot: LedgerSnapshot, at: datetime, stop: StopScope) -> Boot | None:
+    """Return the boot that a server gets from the network at ``at`` with a stop, or None."""
     remaining = drop_ended_windows(decision, snapshot.find_later_clock(at))
     planned = make_plan(remaining, at, snapshot.record(decision.uuid), stop=stop)
     return planned.boot if planned is not None else None

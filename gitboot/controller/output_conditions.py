@@ -2,63 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Final
 
-from gitboot.artifacts.availability import Presence, is_withheld
+from gitboot.artifacts.availability import Presence, Sighting, is_withheld
 from gitboot.controller.current_plans import ImageFile
 from gitboot.controller.instance_state import InstanceState
 from gitboot.jsonio import format_instant
+from gitboot.resolve.server_decision import BootFile
 from gitboot.status.instance_status import SignedListState
 from gitboot.text import format_count, format_names
 
 Finding = tuple[str, bool, str, str]  # type, status, reason and message of a condition
 
 NO_RETRY: Final = ("ForeignTree", "LockedByAnother")  # errors of a target after which gitboot does not try again
-_LATE: Final = timedelta(minutes=5)
+_LATE: Final = timedelta(minutes=5)  # a target whose files are older than this is behind
 _OVERDUE: Final = timedelta(minutes=2)  # after a transition, verify-mirror accepts the previous version for this long
 _ROOT_WARNING: Final = timedelta(days=60)  # enough time for an operator to get the root key from its safe
-_MAX_NAMED: Final = 20
+_MAX_NAMED: Final = 20  # servers that a message names
 _NOT_CHECKED: Final = "Machines do not check this list, so they boot as before"
 
 
 def find_target_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     """Yield the condition about the targets if the instance has any targets."""
-    target_status = state.target_status
-    if not target_status:
+    targets = state.target_status
+    if not targets:
         return
-    failing = [each for each in target_status if each.failure is not None]
-    overdue = [each for each in target_status if each.overdue_since is not None and each.overdue_since + _OVERDUE <= at]
-    late = [each for each in target_status if each.behind_since is not None and each.behind_since + _LATE <= at]
+    failing = [target for target in targets if target.failure is not None]
+    overdue = [target for target in targets if target.overdue_since and target.overdue_since + _OVERDUE <= at]
+    late = [target for target in targets if target.behind_since and target.behind_since + _LATE <= at]
     if overdue:
-        first = min(overdue, key=lambda each: (each.overdue_since or at, each.name))
-        why = f". Error: {_strip_target(first.failure[1], first.name)}" if first.failure is not None else ""
+        first = min(overdue, key=lambda target: (target.overdue_since or at, target.name))
+        cause = f". Error: {_strip_target(first.failure[1], first.name)}" if first.failure is not None else ""
         others = f" and {format_count(len(overdue) - 1, 'other target')}" if len(overdue) > 1 else ""
         due = format_instant(first.overdue_since or at)
         message = (
             f"gitboot could not update the target {first.name}{others} for a change that was due at {due}, such as the "
-            f"end of a maintenance window. Machines that boot from there may still boot the maintenance image{why}"
+            f"end of a maintenance window. Machines that boot from there may still boot the maintenance image{cause}"
         )
         yield "TargetsCurrent", False, "TransitionOverdue", message
     elif failing:
-        reason, message = failing[0].failure or ("", "")
-        name, behind = failing[0].name, failing[0].behind_since
+        first = failing[0]
+        reason, error = first.failure or ("", "")
+        name, behind = first.name, first.behind_since
         others = f" and {format_count(len(failing) - 1, 'other target')}" if len(failing) > 1 else ""
         since = f". Its boot files have been out of date since {format_instant(behind)}" if behind is not None else ""
         retry = "" if reason in NO_RETRY else ". gitboot will retry automatically"
-        message = f"gitboot cannot update the target {name}{others}: {_strip_target(message, name)}{since}{retry}"
+        message = f"gitboot cannot update the target {name}{others}: {_strip_target(error, name)}{since}{retry}"
         yield "TargetsCurrent", False, reason, message
     elif late:
         names = " and ".join(
-            f"the boot files of {each.name} have been out of date since {format_instant(each.behind_since or at)}"
-            for each in late
+            f"the boot files of {target.name} have been out of date since {format_instant(target.behind_since or at)}"
+            for target in late
         )
         message = f"{names}. Machines that boot from there get older boot files. gitboot will retry automatically"
         yield "TargetsCurrent", False, "Behind", message
     else:
-        are = "is" if len(target_status) == 1 else "are"
-        message = f"{format_count(len(target_status), 'target')} {are} up to date or being updated now"
+        are = "is" if len(targets) == 1 else "are"
+        message = f"{format_count(len(targets), 'target')} {are} up to date or being updated now"
         yield "TargetsCurrent", True, "Current", message
 
 
@@ -77,9 +79,9 @@ def find_output_conditions(state: InstanceState, at: datetime) -> Iterator[Findi
         yield "OutputPrivate", False, "ReadableByAll", message
     if signed_list is not None and (signed_list.expires is not None or signed_list.failure is not None):
         yield _build_signed_list_condition(signed_list, at)
-    commit, left = state.commit, state.snapshot.facts.left_output or frozenset()
-    names = sorted(commit.machines[uuid].name for uuid in left if uuid in commit.machines) if commit else []
-    limited = [each for each in state.target_status if each.withheld]
+    left_machines = state.snapshot.facts.left_output or frozenset()
+    names = sorted(state.commit.select_server_names(left_machines)) if state.commit is not None else []
+    limited = [target for target in state.target_status if target.withheld]
     if names:
         boots = "this server boots" if len(names) == 1 else "these servers boot"
         message = (
@@ -102,15 +104,14 @@ def find_output_conditions(state: InstanceState, at: datetime) -> Iterator[Findi
 
 
 def _build_signed_list_condition(signed_list: SignedListState, at: datetime) -> Finding:
+    """Return the condition about the list of boot files, its signature and its expiration."""
     expires, root_expires = signed_list.expires, signed_list.root_expires
     until = f" until {format_instant(expires)}" if expires is not None else ""
     if signed_list.failure is not None:
         reason, error = signed_list.failure
-        valid = (
-            f". The current list is valid{until}. After that, readers such as gitboot verify-mirror reject it"
-            if expires is not None
-            else ""
-        )
+        valid = ""
+        if expires is not None:
+            valid = f". The current list is valid{until}. After that, readers such as gitboot verify-mirror reject it"
         message = f"gitboot could not renew the signed list: {error.rstrip('.')}{valid}. {_NOT_CHECKED}"
         return "SignedListCurrent", False, reason, message
     if expires is not None and expires <= at:
@@ -135,37 +136,37 @@ def find_artifact_conditions(state: InstanceState) -> Iterator[Finding]:
     sightings = state.snapshot.sightings
     withheld, from_ipxe = find_withheld_files(state), state.plans.withheld_from_ipxe
     if withheld or from_ipxe:
-        unchecked = (
-            "the stream requires a signature, which gitboot does not check because of --check-assets off"
-            if sightings is None
-            else "gitboot has not checked this file yet"
-        )
-        messages = {file: each.message for file, each in (sightings or {}).items()}
-        boots, ipxe = (
-            [
-                f"BootImage/{image} for {format_count(servers, 'server') if servers else 'unknown machines'} "
-                f"({file.url}: {messages.get(file, unchecked)})"
-                for (image, file), servers in each.items()
-            ]
-            for each in (withheld, from_ipxe)
-        )
-        message = (
-            f"gitboot withholds these boots until their files are available: {format_names(sorted(boots), 3)}. "
-            if boots
-            else ""
-        )
-        if ipxe:
-            message += (
-                f"gitboot withholds the iPXE boot scripts for {format_names(sorted(ipxe), 3)}. GRUB still boots these "
-                "servers. "
-            )
+        message = ""
+        if withheld:
+            boots = format_names(_describe_withheld_boots(withheld, sightings), 3)
+            message += f"gitboot withholds these boots until their files are available: {boots}. "
+        if from_ipxe:
+            boots = format_names(_describe_withheld_boots(from_ipxe, sightings), 3)
+            message += f"gitboot withholds the iPXE boot scripts for {boots}. GRUB still boots these servers. "
         yield "ArtifactsPresent", False, "Missing", f"{message}gitboot checks the files again automatically"
     elif sightings is not None:
-        unknown_count = sum(each.presence is Presence.UNKNOWN for each in sightings.values())
-        unchecked = (
-            f"; for {format_count(unknown_count, 'artifact')}, the server did not respond" if unknown_count else ""
-        )
+        unknown_count = sum(sighting.presence is Presence.UNKNOWN for sighting in sightings.values())
+        unchecked = ""
+        if unknown_count:
+            unchecked = f"; for {format_count(unknown_count, 'artifact')}, the server did not respond"
         yield "ArtifactsPresent", True, "Present", f"no artifact is missing{unchecked}"
+
+
+def _describe_withheld_boots(
+    files: Mapping[ImageFile, int], sightings: Mapping[BootFile, Sighting] | None
+) -> list[str]:
+    """Describe the boots that lack these files, sorted. The values of ``files`` are numbers of servers."""
+    texts = []
+    for (image, file), count in files.items():
+        if sightings is None:
+            fault = "the stream requires a signature, which gitboot does not check because of --check-assets off"
+        elif file in sightings:
+            fault = sightings[file].message
+        else:
+            fault = "gitboot has not checked this file yet"
+        servers = format_count(count, "server") if count else "unknown machines"
+        texts.append(f"BootImage/{image} for {servers} ({file.url}: {fault})")
+    return sorted(texts)
 
 
 def find_withheld_files(state: InstanceState) -> dict[ImageFile, int]:

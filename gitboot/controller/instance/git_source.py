@@ -22,6 +22,8 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.status.conditions import Event
 
+KEYS: Final = "keys"  # folder in STATE with files for gpg, created anew at each start
+
 
 def check_repository(settings: Settings) -> None:
     """Check the repository settings when an instance starts for the first time. Raises `UsageError`.
@@ -85,13 +87,12 @@ def build_source(
     settings: Settings, state: Path, fetcher: FetchProcess | None = None, record: BranchRecord | None = None
 ) -> Source:
     """Return the configured Git source, which fetches into the state directory ``state``."""
+    needs_credentials = settings.git.ssh is not None or settings.git.credentials is not None
     return Source(
         build_remote(settings.git),
         state,
         fetcher,
-        read_credentials=partial(read_git_credentials, settings.git)
-        if settings.git.ssh is not None or settings.git.credentials is not None
-        else None,
+        read_credentials=partial(read_git_credentials, settings.git) if needs_credentials else None,
         record=record,
     )
 
@@ -104,10 +105,10 @@ def read_git_credentials(settings: GitSettings) -> Password | SshKey | None:
     if settings.credentials is None:
         return None
     try:
-        found = read_credentials(settings.credentials.parent, settings.credentials.name)
+        credentials = read_credentials(settings.credentials.parent, settings.credentials.name)
     except UsageError as error:
         raise UsageError(f"--git-credentials: {error}") from None
-    return Password(user=found.username, password=found.password)
+    return Password(user=credentials.username, password=credentials.password)
 
 
 def build_remote(settings: GitSettings) -> Remote:
@@ -115,13 +116,12 @@ def build_remote(settings: GitSettings) -> Remote:
 
     The remote does not contain the password, because each fetch reads the password again.
     """
+    uses_password = settings.ssh is None and settings.credentials is not None
     return Remote(
         url=settings.repository,
         reference=settings.reference,
         subpath=settings.subpath,
-        credentials=Password(password="")
-        if settings.ssh is None and settings.credentials is not None
-        else read_git_credentials(settings),
+        credentials=Password(password="") if uses_password else read_git_credentials(settings),
         ca_bundle=settings.ca_bundle,
         timeout_s=settings.timeout_s,
         max_bytes=settings.max_bytes,
@@ -139,6 +139,3 @@ def build_commit_trust(settings: TrustSettings, source: Source, folder: Path) ->
         keys.fingerprint()
         signatures = SignatureChecker(source.clone, keys, settings.verify, source.read_tag_on)
     return CommitTrust(signatures=signatures, reinstalls_need=settings.reinstalls_need)
-
-
-KEYS: Final = "keys"  # folder in STATE with files for gpg, created anew at each start

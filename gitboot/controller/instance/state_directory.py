@@ -36,9 +36,8 @@ from gitboot.text import quote_words
 
 LEDGER: Final = "ledger.sqlite"
 CACHE: Final = "cache.sqlite"  # evaluation results and the checkpoint; operators may delete this file
-CACHE_BYTES: Final = (
-    2**32
-)  # maximum size: 100,000 servers need 0.5 GiB per commit, and as much again for the checkpoint
+# Maximum size of the cache: 100,000 servers need 0.5 GiB per commit, and as much again for the checkpoint
+CACHE_BYTES: Final = 2**32
 PREPARING: Final = "preparing"  # folder for temporary files while a standby prepares its tree
 LOCK: Final = "lock"
 STATUS: Final = "status.json"
@@ -47,6 +46,34 @@ NOTIFIED: Final = "notified.json"  # the last event that each receiver of notice
 SPOOL: Final = "spool"  # default folder of the fetch log
 TOKEN_KEYS: Final = "token-keys"  # noqa: S105 - the name of a file
 FORMER_SIGHTINGS: Final = "artifacts.json"  # file in which earlier versions stored the results of artifact checks
+# The files of an instance whose access rights `make_private` restricts
+_NAMES: Final = (
+    LEDGER,
+    f"{LEDGER}-wal",
+    f"{LEDGER}-shm",
+    "ledger.mark",
+    "ledger.toml",
+    LOCK,
+    STATUS,
+    TOKEN_KEYS,
+    NOTIFIED,
+    "repository.git",
+    "repository.new",
+    "repository.broken",
+    "home",
+)
+
+_MAX_RECENT_COMMITS: Final = 50  # maximum number of accepted commits in the status
+EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long reports with tokens from an earlier key are accepted
+_KEY_BYTES: Final = 32  # length of a token key
+_NO_KEY: Final = "none"  # instead of a key in the file
+_KEY_FILE_HINT: Final = (
+    "restore or remove the file (without this file, gitboot ignores reports from running installers)"
+)
+_KEY_LINE: Final = re.compile(rf"(\S+) ({_NO_KEY}|[0-9a-f]{{{2 * _KEY_BYTES}}})")
+
+
+# Cache
 
 
 def open_cache(directory: Path, warn: Callable[[str], None], *, writes: bool = True) -> DiskCache:
@@ -88,6 +115,9 @@ def make_no_instance_error(directory: Path) -> UsageError:
     )
 
 
+# Lock
+
+
 @contextmanager
 def lock(directory: Path) -> Iterator[None]:
     """Hold the lock on ``directory`` and ignore the signals that wake an instance, until the block ends.
@@ -110,15 +140,15 @@ def _ignore_wake_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    ignored = [each for each in (signal.SIGHUP, signal.SIGUSR1) if signal.getsignal(each) is signal.SIG_DFL]
-    for each in ignored:
-        signal.signal(each, _ignore_signal)
+    ignored = [number for number in (signal.SIGHUP, signal.SIGUSR1) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in ignored:
+        signal.signal(number, _ignore_signal)
     try:
         yield
     finally:
-        for each in ignored:
-            if signal.getsignal(each) is _ignore_signal:
-                signal.signal(each, signal.SIG_DFL)
+        for number in ignored:
+            if signal.getsignal(number) is _ignore_signal:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _ignore_signal(*_: object) -> None:
@@ -131,11 +161,16 @@ def find_running_process(directory: Path) -> int | None:
         return files.find_lock_holder(directory / LOCK)
 
 
+# Status
+
+
 class StatusFile:
     """The status file for `gitboot status`. Thread-safe. Write errors do not stop gitboot."""
 
     def __init__(self, directory: Path, clock: Callable[[], datetime]) -> None:
-        self._directory, self._clock, self._lock = directory, clock, threading.Lock()
+        self._directory = directory
+        self._clock = clock
+        self._lock = threading.Lock()
         self._facts: Mapping[str, Any] = Status().facts()
         with suppress(UsageError):
             self._facts = read_status(directory)  # the previous status stays valid until the first new one
@@ -155,9 +190,10 @@ class StatusFile:
     def add_condition(self, condition: Condition) -> None:
         """Write the last status again with an additional condition, which disappears with the next status."""
         with self._lock:
-            others = (each for each in self._facts["conditions"] if each["type"] != condition.type)
-            found = sorted([*others, to_json_value([condition])[0]], key=lambda each: str(each["type"]))
-            self._facts = {**self._facts, "conditions": found}
+            conditions = [each for each in self._facts["conditions"] if each["type"] != condition.type]
+            conditions += to_json_value([condition])
+            conditions.sort(key=lambda each: str(each["type"]))
+            self._facts = {**self._facts, "conditions": conditions}
             self._write(None, self._clock())
 
     def _write(self, progress: WorkProgress | None, at: datetime) -> dict[str, Any]:
@@ -171,9 +207,6 @@ class StatusFile:
         return facts
 
 
-_LATELY: Final = 50  # maximum number of accepted commits in the status
-
-
 def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: datetime) -> dict[str, Any]:
     """Carry over the changes of accepted commits from the last status.
 
@@ -183,32 +216,37 @@ def _merge_changes(before: Mapping[str, Any], now: Mapping[str, Any], at: dateti
     has_new_changes = accepted["changed"] or last.get("commit") != accepted["commit"]
     changed = accepted["changed"] if has_new_changes else last.get("changed", [])
     earlier = last.get("lately", [])
-    known = {each["commit"] for each in earlier}
-    by_commit: dict[str, list[dict[str, str]]] = {each["commit"]: [] for each in changed}
-    for each in accepted["acknowledged"]:
-        by_commit.get(each["commit"], []).append({"guard": each["guard"], "by": each["by"]})
+    known = {area["commit"] for area in earlier}
+    by_commit: dict[str, list[dict[str, str]]] = {area["commit"]: [] for area in changed}
+    for acknowledgement in accepted["acknowledged"]:
+        if acknowledgement["commit"] in by_commit:
+            shown = {"guard": acknowledgement["guard"], "by": acknowledgement["by"]}
+            by_commit[acknowledgement["commit"]].append(shown)
     new = (
         {**area, "at": format_instant(at), "acknowledged": by_commit[area["commit"]]}
         for area in reversed(changed)
         if not area["label"] and area["commit"] not in known
     )
-    return {**now, "accepted": {**accepted, "changed": changed, "lately": [*new, *earlier][:_LATELY]}}
+    return {**now, "accepted": {**accepted, "changed": changed, "lately": [*new, *earlier][:_MAX_RECENT_COMMITS]}}
 
 
 def read_status(directory: Path) -> dict[str, Any]:
     """Read the status file. Raises `UsageError` if no instance has used this directory."""
     path = directory / STATUS
     try:
-        found = json.loads(path.read_bytes())
+        status = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise make_no_instance_error(directory) from None
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError:
-        found = None
-    if not isinstance(found, dict) or "attempted" not in found:
+        status = None
+    if not isinstance(status, dict) or "attempted" not in status:
         raise UsageError(f"{path} is not a valid status file; `gitboot run` replaces the file at the next reconcile")
-    return found
+    return status
+
+
+# Active instance
 
 
 def read_own_lease(directory: Path) -> LeaseState | None:
@@ -217,7 +255,9 @@ def read_own_lease(directory: Path) -> LeaseState | None:
     Return None if another instance holds the lease, or if the ledger is in SQLite.
     """
     lease = read_lease(directory / LEDGER)
-    return lease if lease is not None and lease.is_current and lease.holder == Holder.load(directory).id else None
+    if lease is None or not lease.is_current or lease.holder != Holder.load(directory).id:
+        return None
+    return lease
 
 
 def find_active_directory(directory: Path) -> Path:
@@ -233,12 +273,9 @@ def find_active_directory(directory: Path) -> Path:
         if lease is None or not lease.is_current or lease.holder == Holder.load(directory).id:
             return directory
         host, _, state = lease.place.partition(":")
-        if (
-            host == socket.gethostname()
-            and has_ledger(other_directory := Path(state))
-            and Holder.load(other_directory).id == lease.holder
-        ):
-            return other_directory
+        other = Path(state)
+        if host == socket.gethostname() and has_ledger(other) and Holder.load(other).id == lease.holder:
+            return other
         output, _ = read_places(directory / LEDGER)
         if output is None or not is_published_under(output, lease):
             return directory
@@ -267,21 +304,7 @@ def require_active(directory: Path) -> None:
         )
 
 
-_NAMES: Final = (
-    LEDGER,
-    f"{LEDGER}-wal",
-    f"{LEDGER}-shm",
-    "ledger.mark",
-    "ledger.toml",
-    LOCK,
-    STATUS,
-    TOKEN_KEYS,
-    NOTIFIED,
-    "repository.git",
-    "repository.new",
-    "repository.broken",
-    "home",
-)
+# Access rights
 
 
 @contextmanager
@@ -302,12 +325,12 @@ def make_private(directory: Path) -> Iterator[None]:
         _restrict_access(directory, directory.stat(), mask)
         for path in (directory / name for name in _NAMES):
             with suppress(FileNotFoundError):
-                found = path.lstat()
-                if stat.S_ISLNK(found.st_mode):
+                status = path.lstat()
+                if stat.S_ISLNK(status.st_mode):
                     raise UsageError(
                         f"{path} is a symlink that gitboot did not create: check its target, then remove the symlink"
                     )
-                _restrict_access(path, found, mask)
+                _restrict_access(path, status, mask)
     except OSError as error:
         raise UsageError(f"{directory} cannot be created: {error.strerror}") from error
     before = os.umask(mask)
@@ -318,8 +341,9 @@ def make_private(directory: Path) -> Iterator[None]:
 
 
 def choose_file_mode(directory: Path) -> int:
-    """Return the mode for a file that only this user may write. If the directory is shared with its group, the group
-    may read it.
+    """Return the mode for a file that only this user may write.
+
+    If the directory is shared with its group, the group may read the file.
     """
     return 0o640 if _is_shared(directory.stat()) else 0o600
 
@@ -330,10 +354,10 @@ def check_spool_rights(folder: Path) -> None:
     Raises `UsageError`.
     """
     with convert_os_errors(folder, "read"), suppress(FileNotFoundError):
-        found = folder.stat()
-        if found.st_mode & stat.S_IWOTH and found.st_uid == os.geteuid():
-            folder.chmod(stat.S_IMODE(found.st_mode) & ~stat.S_IWOTH)
-        elif found.st_mode & stat.S_IWOTH:
+        status = folder.stat()
+        if status.st_mode & stat.S_IWOTH and status.st_uid == os.geteuid():
+            folder.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IWOTH)
+        elif status.st_mode & stat.S_IWOTH:
             raise UsageError(
                 f"every user can write to {folder}, and can therefore mark servers as installed: run chmod o-w "
                 f"{quote_words(folder)}"
@@ -358,19 +382,16 @@ def _restrict_access(path: Path, status: os.stat_result, mask: int) -> None:
         if mode & mask:
             path.chmod(mode & ~mask)
         return
-    others = mode & stat.S_IWOTH
-    if others or (mode & stat.S_IWGRP and not _is_own_group(status.st_gid)):
-        who = "every user" if others else f"group {status.st_gid}, to which this process does not belong,"
-        raise UsageError(f"{who} can write to {path}: run chmod {'o' if others else 'g'}-w {quote_words(path)}")
+    if mode & stat.S_IWOTH:
+        raise UsageError(f"every user can write to {path}: run chmod o-w {quote_words(path)}")
+    if mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
+        raise UsageError(
+            f"group {status.st_gid}, to which this process does not belong, can write to {path}: run chmod g-w "
+            f"{quote_words(path)}"
+        )
 
 
-EARLIER_KEY_LIFETIME: Final = timedelta(hours=24)  # how long reports with tokens from an earlier key are accepted
-_BYTES: Final = 32
-_NONE: Final = "none"
-_KEY_FILE_HINT: Final = (
-    "restore or remove the file (without this file, gitboot ignores reports from running installers)"
-)
-_LINE: Final = re.compile(rf"(\S+) ({_NONE}|[0-9a-f]{{{2 * _BYTES}}})")
+# Token keys
 
 
 class _KeyLine(NamedTuple):
@@ -383,7 +404,7 @@ class _KeyLine(NamedTuple):
     key: bytes | None
 
     def __str__(self) -> str:
-        return f"{format_instant(self.since)} {self.key.hex() if self.key is not None else _NONE}\n"
+        return f"{format_instant(self.since)} {self.key.hex() if self.key is not None else _NO_KEY}\n"
 
 
 def token_keys(directory: Path, at: datetime, *, was_keyless: bool) -> TokenKeys:
@@ -395,7 +416,7 @@ def token_keys(directory: Path, at: datetime, *, was_keyless: bool) -> TokenKeys
     path = directory / TOKEN_KEYS
     try:
         if (lines := _read_key_lines(path)) is None:
-            key = _KeyLine(at, secrets.token_bytes(_BYTES))
+            key = _KeyLine(at, secrets.token_bytes(_KEY_BYTES))
             lines = [_KeyLine(at, None), key] if was_keyless else [key]
             write_atomically(path, "".join(map(str, lines)).encode(), mode=choose_file_mode(directory))
     except OSError as error:
@@ -438,9 +459,24 @@ def load_token_keys(
 
 def write_key_lines(directory: Path, lines: Sequence[str]) -> None:
     """Write these lines to the token key file, unless it already consists of these lines."""
-    path, content = directory / TOKEN_KEYS, "".join(f"{line}\n" for line in lines).encode()
+    path = directory / TOKEN_KEYS
+    content = "".join(f"{line}\n" for line in lines).encode()
     if not path.exists() or path.read_bytes() != content:
         write_atomically(path, content, mode=choose_file_mode(directory))
+
+
+def _parse_key_line(line: str) -> _KeyLine | None:
+    """Parse one line of a token key file, or return None if the line is not valid."""
+    match = _KEY_LINE.fullmatch(line)
+    if match is None:
+        return None
+    try:
+        since = datetime.fromisoformat(match[1])
+        if since.tzinfo is None:
+            return None
+        return _KeyLine(since.astimezone(UTC), bytes.fromhex(match[2]) if match[2] != _NO_KEY else None)
+    except (ValueError, OverflowError):
+        return None
 
 
 def _read_key_lines(path: Path) -> list[_KeyLine] | None:
@@ -451,15 +487,12 @@ def _read_key_lines(path: Path) -> list[_KeyLine] | None:
         return None
     lines = []
     for number, line in enumerate(text.splitlines(), 1):
-        found, since = _LINE.fullmatch(line), None
-        with suppress(ValueError, OverflowError):
-            since = datetime.fromisoformat(found[1]) if found is not None else None
-            since = since.astimezone(UTC) if since is not None and since.tzinfo is not None else None
-        if found is None or since is None:
+        key_line = _parse_key_line(line)
+        if key_line is None:
             raise UsageError(
-                f"{path}:{number}: expected a time and a key with {2 * _BYTES} hexadecimal digits; {_KEY_FILE_HINT}"
+                f"{path}:{number}: expected a time and a key with {2 * _KEY_BYTES} hexadecimal digits; {_KEY_FILE_HINT}"
             )
-        lines.append(_KeyLine(since, bytes.fromhex(found[2]) if found[2] != _NONE else None))
+        lines.append(key_line)
     if not lines or lines[-1].key is None:
         raise UsageError(f"{path}: the last line does not contain a key; {_KEY_FILE_HINT}")
     return lines

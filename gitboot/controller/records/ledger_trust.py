@@ -31,9 +31,45 @@ from gitboot.system_clock import ClockState, Uptime
 from gitboot.text import format_count, format_names
 
 _HEARTBEAT_EVERY: Final = timedelta(minutes=10)
-_MAX_BEHIND: Final = timedelta(minutes=2)
-_LONGEST_GAP: Final = timedelta(hours=1)
+_MAX_BEHIND: Final = timedelta(minutes=2)  # the clock may be this far behind the last heartbeat
+_LONGEST_GAP: Final = timedelta(hours=1)  # a longer time without heartbeats may be a gap in the ledger
 _INTERVALS: Final = 5  # number of intervals between heartbeats that the ledger stores
+# The texts about a clock that gitboot trusts.
+CLOCK_TEXTS: Final = {
+    ClockState.SYNCHRONISED: "a time service controls the clock",
+    ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
+    ClockState.NEVER_SET: "no time service has set the clock since boot, which is usual in a container",
+    ClockState.UNKNOWN: "the kernel does not report whether a time service controls the clock",
+}
+_UNVERIFIED_TEXTS: Final = {
+    "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
+    "from it. gitboot does not install servers until you confirm the records with gitboot records begin",
+    "ForeignLedger": "the files in OUTPUT were published with another ledger, so this instance may lack records. "
+    "gitboot does not install servers until you choose another --out, or run gitboot records begin to state what is "
+    "installed",
+    "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger without records. gitboot does not install "
+    "servers until you run gitboot records begin to state which servers are installed",
+}
+
+
+class InitMode(StrEnum):
+    """The choice of records with which an operator initializes a ledger."""
+
+    FRESH = "fresh"  # no server is installed: every server with provision 1 or more will be installed
+    ADOPT = "adopt"  # every server has the installation that Git describes
+    AS_RECORDED = "as-recorded"  # the records in this ledger are correct
+    RECORDS = "records"  # the records in an exported file are correct
+
+
+_BEGINNING_TEXTS: Final = {
+    InitMode.FRESH: "no installed servers, except servers with provision 0",
+    InitMode.ADOPT: "every server installed as Git describes it",
+    InitMode.AS_RECORDED: "its own records",
+    InitMode.RECORDS: "exported records",
+}
+
+
+# The clock
 
 
 def describe_clock_lag(facts: Facts, at: datetime) -> str | None:
@@ -46,15 +82,6 @@ def describe_clock_lag(facts: Facts, at: datetime) -> str | None:
         f"{format_instant(beat.at)}. If the clock is wrong, correct it. If the clock is correct now but was ahead "
         "earlier, run gitboot records confirm-clock"
     )
-
-
-# The texts about a clock that gitboot trusts.
-CLOCK_TEXTS: Final = {
-    ClockState.SYNCHRONISED: "a time service controls the clock",
-    ClockState.UNSYNCHRONISED: "an operator accepted the clock as it is",
-    ClockState.NEVER_SET: "no time service has set the clock since boot, which is usual in a container",
-    ClockState.UNKNOWN: "the kernel does not report whether a time service controls the clock",
-}
 
 
 def describe_unsynced_clock(facts: Facts, clock_state: ClockState) -> str | None:
@@ -145,52 +172,41 @@ def _end_grace_periods(update: LedgerUpdate, since: datetime, *, is_far: bool) -
     gitboot can measure how far the clock is behind, but not how far it was set back. Unless the clock is far behind,
     gitboot keeps waiting for the evidence of consumed overrides, which may still arrive.
     """
-    at, known = update.at, update.before
+    at, machines = update.at, update.before.machines
     before_grace = at - FETCH_GRACE
 
     def move_before_grace(seen: StepEvidence) -> StepEvidence:
         return seen._replace(at=before_grace) if seen.at > since else seen
 
-    for uuid, record in known.records.items():
-        fetched, consumed = record.provisioned_at, record.consumed_at
-        # If false, the time belongs to an override or a served boot.
-        is_untouched = consumed is None and not record.attempts
-        update.write_record(
-            uuid,
-            known.machines[uuid].name if uuid in known.machines else uuid,
-            replace(
-                record,
-                provisioned_at=min(fetched, at) if fetched is not None and is_untouched else fetched,
-                grace_until=None if fetched is not None and fetched > since else record.grace_until,
-                attempts=tuple(
-                    structs.replace(each, boots=tuple(map(move_before_grace, each.boots))) for each in record.attempts
-                ),
-                consumed_at=at - CONSUMED_GRACE if is_far and consumed is not None and consumed > at else consumed,
-                runs={
-                    name: run._replace(at=before_grace) if run.at > since else run for name, run in record.runs.items()
-                },
-                unknown_serves=tuple(
-                    each._replace(seen=move_before_grace(each.seen)) for each in record.unknown_serves
-                ),
+    def end_grace_periods(record: Record) -> Record:
+        provisioned_at, consumed_at = record.provisioned_at, record.consumed_at
+        grace_until = record.grace_until
+        if provisioned_at is not None and provisioned_at > since:
+            grace_until = None
+        # With an override or a served boot, the time belongs to these.
+        if provisioned_at is not None and consumed_at is None and not record.attempts:
+            provisioned_at = min(provisioned_at, at)
+        if is_far and consumed_at is not None and consumed_at > at:
+            consumed_at = at - CONSUMED_GRACE
+        return replace(
+            record,
+            provisioned_at=provisioned_at,
+            grace_until=grace_until,
+            attempts=tuple(
+                structs.replace(attempt, boots=tuple(map(move_before_grace, attempt.boots)))
+                for attempt in record.attempts
             ),
+            consumed_at=consumed_at,
+            runs={name: run._replace(at=before_grace) if run.at > since else run for name, run in record.runs.items()},
+            unknown_serves=tuple(serve._replace(seen=move_before_grace(serve.seen)) for serve in record.unknown_serves),
         )
 
-
-class InitMode(StrEnum):
-    """The choice of records with which an operator initializes a ledger."""
-
-    FRESH = "fresh"  # no server is installed: every server with provision 1 or more will be installed
-    ADOPT = "adopt"  # every server has the installation that Git describes
-    AS_RECORDED = "as-recorded"  # the records in this ledger are correct
-    RECORDS = "records"  # the records in an exported file are correct
+    for uuid, record in update.before.records.items():
+        name = machines[uuid].name if uuid in machines else uuid
+        update.write_record(uuid, name, end_grace_periods(record))
 
 
-_BEGINNING_TEXTS = {
-    InitMode.FRESH: "no installed servers, except servers with provision 0",
-    InitMode.ADOPT: "every server installed as Git describes it",
-    InitMode.AS_RECORDED: "its own records",
-    InitMode.RECORDS: "exported records",
-}
+# Unverified ledgers
 
 
 def find_unverified_reason(facts: Facts, decisions: Decisions) -> str | None:
@@ -203,17 +219,6 @@ def find_unverified_reason(facts: Facts, decisions: Decisions) -> str | None:
         return None
     has_installs = any(decision.provision > 0 for decision in decisions.servers.values())
     return "NewLedger" if has_installs else None  # if no server is to be installed, nothing needs verification
-
-
-_UNVERIFIED_TEXTS: Final = {
-    "RestoredLedger": "the ledger is an older copy, for example from a backup, so later installations may be missing "
-    "from it. gitboot does not install servers until you confirm the records with gitboot records begin",
-    "ForeignLedger": "the files in OUTPUT were published with another ledger, so this instance may lack records. "
-    "gitboot does not install servers until you choose another --out, or run gitboot records begin to state what is "
-    "installed",
-    "DamagedLedger": "the ledger was damaged, so gitboot made a new ledger without records. gitboot does not install "
-    "servers until you run gitboot records begin to state which servers are installed",
-}
 
 
 def describe_unverified_ledger(facts: Facts, decisions: Decisions) -> tuple[str, str] | None:
@@ -240,41 +245,35 @@ def initialise_ledger(
     A verified ledger stays unchanged. ``records`` are the records in an exported file. Raises `UsageError` if the
     choice is not possible for this ledger.
     """
-    facts, servers = update.facts, commit.decisions.servers.values()
-    names = {each.uuid: each.server for each in servers}
-    if (doubt := find_unverified_reason(facts, commit.decisions)) is None:
+    facts, decisions = update.facts, commit.decisions.servers.values()
+    names = {decision.uuid: decision.server for decision in decisions}
+    doubt = find_unverified_reason(facts, commit.decisions)
+    if doubt is None:
         if facts.initialised is None and init_mode is InitMode.ADOPT:  # the first commit adopts servers by itself
             return f"the ledger begins with {_BEGINNING_TEXTS[init_mode]}: no server has a provision number above 0"
         return "the ledger is verified already. Use gitboot records set for single servers"
     _check_init_mode(update, init_mode, records, doubt, names)
     number = update.next_decision_number()
-    withdrawn = {
-        uuid: own
-        for uuid, record in records.items()
-        if doubt == "RestoredLedger"
-        and record.provision is None
-        and (own := update.record(uuid)) is not None
-        and own.evidence == "Adopted"
-    }
+    withdrawn = _find_withdrawn_records(update, records) if doubt == "RestoredLedger" else {}
     if init_mode is not InitMode.AS_RECORDED:
         update.discards_records = True
         update.new_records.clear()
     if init_mode is InitMode.FRESH:
-        for uuid, server, record in make_first_records(servers, {}, adopt_all=False):
+        for uuid, server, record in make_first_records(decisions, {}, adopt_all=False):
             update.write_record(uuid, server, record)
     if init_mode is InitMode.ADOPT:
-        for each in servers:
-            update.write_record(each.uuid, each.server, replace(make_adopted_record(each, update.at), offered=number))
+        for decision in decisions:
+            adopted = make_adopted_record(decision, update.at)
+            update.write_record(decision.uuid, decision.server, replace(adopted, offered=number))
     if init_mode is InitMode.RECORDS:
-        # A restored ledger has learned from Git that these servers are no longer to be installed.
         newer = frozenset(find_newer_records(withdrawn, records, lambda uuid: (withdrawn[uuid].consumed_key,)))
         # Include machines that are not in the fleet now, because they may come back.
         for uuid, record in records.items():
             # Decision numbers in the file belong to another ledger.
             new_record = replace(withdrawn[uuid] if uuid in newer else record, offered=number, answered=0, taken_back=0)
             update.write_record(uuid, names.get(uuid, uuid), new_record)
-        for each in servers:  # servers that the file does not contain stay unknown
-            update.machines[each.uuid] = Machine(uuid=each.uuid, name=each.server, macs=(), serial=None, bmc=None)
+        for uuid, name in names.items():  # servers that the file does not contain stay unknown
+            update.machines[uuid] = Machine(uuid=uuid, name=name, macs=(), serial=None, bmc=None)
     update.set_facts(
         initialised=init_mode,
         begun=update.at,
@@ -285,6 +284,19 @@ def initialise_ledger(
     return f"{doubt}: the ledger begins with {_BEGINNING_TEXTS[init_mode]}"
 
 
+def _find_withdrawn_records(update: LedgerUpdate, records: Mapping[SystemUuid, Record]) -> dict[SystemUuid, Record]:
+    """Return this ledger's records of servers that are pending in ``records`` but adopted in this ledger.
+
+    A restored ledger has learned from Git that these servers are no longer to be installed.
+    """
+    withdrawn = {}
+    for uuid, record in records.items():
+        own = update.record(uuid)
+        if record.provision is None and own is not None and own.evidence == "Adopted":
+            withdrawn[uuid] = own
+    return withdrawn
+
+
 def _check_init_mode(
     update: LedgerUpdate,
     init_mode: InitMode,
@@ -292,6 +304,7 @@ def _check_init_mode(
     reason: str,
     names: Mapping[SystemUuid, str],
 ) -> None:
+    """Raise `UsageError` if an operator must not choose these records for a ledger that is unverified for a reason."""
     known = update.before
     if init_mode is InitMode.FRESH and reason != "NewLedger":
         raise UsageError(
@@ -302,7 +315,7 @@ def _check_init_mode(
         raise UsageError(f"this ledger has no usable records ({reason}). Use `adopt` or a file with exported records")
     missing: list[SystemUuid] = []
     if init_mode is InitMode.RECORDS:
-        consumed = {uuid: (each.consumed_key,) for uuid, each in records.items()}
+        consumed = {uuid: (record.consumed_key,) for uuid, record in records.items()}
         missing = find_newer_records(known.published_records, records, lambda uuid: consumed.get(uuid, ()))
     if init_mode is InitMode.AS_RECORDED:
         missing = find_newer_records(
