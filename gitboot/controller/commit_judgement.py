@@ -275,7 +275,11 @@ class CommitJudge:
             AckRules(reinstalls_need=self._reinstalls_need, used_ids=snapshot.used_acknowledgements | used_ack_ids),
             lambda old, new: self._update_lost(path, old, new),
         )
-        moves = path.collect_moves(commit_path.reached)
+        return self._add_path(judgement, path, commit_path)
+
+    def _add_path(self, judgement: CommitJudgement, path: _Path, commit_path: CommitPath) -> CommitJudgement:
+        """Return the judgement with the steps of a path, the commit that they reach and the commit that is held."""
+        accepted, moves = path.ahead.accepted, path.collect_moves(commit_path.reached)
         judgement = structs.replace(
             judgement,
             accepted_steps=path.name_steps(commit_path.accepted_steps),
@@ -299,8 +303,8 @@ class CommitJudge:
             judgement,
             reached=reached,
             lost=path.find_lost_before(commit_path.reached),
-            approved_bmcs=self._find_uncovered_bmcs(ahead.accepted, reached, snapshot),
-            lowered=find_lowered_servers(ahead.accepted, reached) if ahead.accepted is not None else {},
+            approved_bmcs=self._find_uncovered_bmcs(accepted, reached, path.snapshot),
+            lowered=find_lowered_servers(accepted, reached) if accepted is not None else {},
         )
 
     def forget_unevaluated_commits(self) -> None:

@@ -1,12 +1,10 @@
-"""Publication: the files that plans offer, rendered and published in OUTPUT, and the targets that follow OUTPUT."""
+"""Publication: the files that plans offer, rendered and published in OUTPUT."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol
@@ -14,40 +12,23 @@ from typing import Final, NamedTuple, Protocol
 from msgspec import structs
 
 from gitboot.artifacts.availability import is_withheld
-from gitboot.bmc.credentials import read_credentials
 from gitboot.controller.current_plans import Plans, find_changed_servers
-from gitboot.controller.instance.settings import GitSettings, Settings
 from gitboot.controller.instance_state import InstanceState, LimitedFiles, TargetState
 from gitboot.controller.records.install_boots import build_offer, list_offers
 from gitboot.errors import LedgerError, PublishError, UsageError
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.overlay import apply_changes
-from gitboot.git.branch_writer import OwnedBranch, read_authorship
-from gitboot.git.clone import Source
-from gitboot.git.remote import HEAD, Password, Remote, SshKey, get_local_path, parse_git_url
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import SystemUuid
 from gitboot.model.server import Architecture
-from gitboot.publish.manifest import compute_digest
 from gitboot.publish.publisher import PublicationResult
 from gitboot.publish.signed_list import ListKeys, read_list_keys
-from gitboot.publish.targets import folder as folder_target
-from gitboot.publish.targets.folder import build_folder_opener
-from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.follower import (
-    BranchAddress,
-    FolderAddress,
-    Follower,
     Followers,
-    RsyncAddress,
-    TargetAddress,
-    TargetStore,
 )
-from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import StoreTarget
 from gitboot.publish.tree_changes import EndedWindows, WindowEndError
 from gitboot.render.boot_files import has_dhcp_output, render_fleet_files
 from gitboot.render.endpoint_files import ServingTerms, render_terms
@@ -73,7 +54,7 @@ from gitboot.resolve.provisioning_record import Record, StopScope
 from gitboot.resolve.server_decision import Boot, Decisions
 from gitboot.resolve.server_plan import BootPlan
 from gitboot.status.conditions import Event
-from gitboot.status.instance_status import SignedListState, TargetStatus
+from gitboot.status.instance_status import SignedListState
 
 # Number of servers whose offers are recorded in one transaction, and whose files are in memory at the same time.
 _BATCH: Final = 500
@@ -180,7 +161,7 @@ def publish_plans(
     Each offer is recorded in the ledger before its files are published, so that each fetch can be matched to an offer.
     While the ledger cannot be written, a server's published files stay until its plan ends or a stop begins. Then
     gitboot publishes the server without the boots that are not in the ledger, and keeps the server in
-    `TargetState.owed` until these boots are recorded.
+    `TargetState.limited` until these boots are recorded.
 
     Files are rendered during the publication, because the files of a large fleet do not fit in memory.
     """
@@ -201,10 +182,10 @@ def publish_plans(
     )
     recorded, changed = _select_records(state, commit, outdated_servers)
     parts = _render_parts(state, commit, recorded, changed, outdated_servers)
-    shared: Files | None = None
-    if _have_shared_files_changed(before, plans, commit) or before.terms != terms:
-        shared = render_shared_files(plans, commit, terms)
     try:
+        shared: Files | None = None
+        if _have_shared_files_changed(before, plans, commit) or before.terms != terms:
+            shared = render_shared_files(plans, commit, terms)
         result = target.publish(
             offered if not before.complete else dict(offered.items()),
             shared,
@@ -217,16 +198,7 @@ def publish_plans(
             recorder.record_publication()
     except (PublishError, LedgerError) as error:
         offered.drop_sample()  # the target may keep the mapping until the next publication
-        # The target may have published some of these files, so the next publication includes all of them.
-        return structs.replace(
-            new_state,
-            terms=None,
-            has_old_records=before.has_old_records or parts.is_whole,
-            recorded=None,
-            versions=apply_changes(before.versions, {}, outdated_servers & before.versions.keys()),
-            failure=(type(error).__name__, str(error)),
-            ledger_error=str(error) if isinstance(error, LedgerError) else None,
-        )
+        return _record_failure(new_state, error, replaces_records=parts.is_whole)
     limited, events = offered.limited, before.events
     if result.new or result.withdrawn:
         events = (*events, _build_published_event(result, commit, at))
@@ -244,6 +216,22 @@ def publish_plans(
         ledger_error=offered.ledger_error,
         versions=apply_changes(before.versions, offered.versions, outdated_servers - offered.versions.keys()),
         events=events,
+    )
+
+
+def _record_failure(state: TargetState, error: PublishError | LedgerError, *, replaces_records: bool) -> TargetState:
+    """Return the state after a failed publication of the outdated servers.
+
+    The target may have published some of the files, so the next publication includes all of them.
+    """
+    return structs.replace(
+        state,
+        terms=None,
+        has_old_records=state.has_old_records or replaces_records,
+        recorded=None,
+        versions=apply_changes(state.versions, {}, state.outdated_servers & state.versions.keys()),
+        failure=(type(error).__name__, str(error)),
+        ledger_error=str(error) if isinstance(error, LedgerError) else None,
     )
 
 
@@ -673,122 +661,3 @@ class FollowedTarget:
             self.followers.end_windows(servers, at)
         elif servers:  # the first publication of this process may change all servers
             self.followers.prioritize(servers)
-
-
-def build_followers(
-    settings: Settings, store: Store, source: Source, clock: Callable[[], datetime], wake: Callable[[], None]
-) -> Followers:
-    """Build the targets that follow OUTPUT, as configured in the settings. Raises `UsageError`."""
-    names = [address.name for address in settings.targets]
-    if duplicates := {name for name in names if names.count(name) > 1}:
-        raise UsageError(f"--target {min(duplicates)} appears twice; remove one")
-    followers = []
-    for address in settings.targets:
-        follower = Follower(
-            _build_target(address, settings, store, source, clock),
-            FollowedTree(settings.output),
-            target_status=TargetStatus(name=address.name, base_url=address.base_url, behind_since=clock()),
-            clock=clock,
-            wake=wake,
-        )
-        followers.append(follower)
-    return Followers(followers)
-
-
-def _build_target(
-    target_address: TargetAddress,
-    settings: Settings,
-    store: Store,
-    source: Source,
-    clock: Callable[[], datetime],
-) -> TargetStore:
-    if isinstance(target_address, BranchAddress):
-        return _build_branch_target(target_address, settings, store, source, clock)
-    target = partial(
-        StoreTarget,
-        target_address.name,
-        ledger=instance_tables.read_facts(store).identity,
-        heir_of=lambda: instance_tables.read_facts(store).heir_of,
-        writer=secrets.token_hex(8),
-    )
-    if isinstance(target_address, FolderAddress):
-        folder = target_address.folder.resolve()
-        for name, other in (("OUTPUT", settings.output.resolve()), ("STATE", settings.state.resolve())):
-            if folder.is_relative_to(other) or other.is_relative_to(folder):
-                raise UsageError(
-                    f"--target {target_address.name}: the folder overlaps {name} ({other}); choose a separate folder"
-                )
-        return target(build_folder_opener(target_address.folder))
-    if isinstance(target_address, RsyncAddress):
-        folder = settings.state / "targets" / compute_digest(target_address.name.encode())[:16]
-        return target(
-            folder_target.build_rsync_opener(target_address, folder, _read_keys), max_servers=folder_target.MAX_SERVERS
-        )
-    # Imported here, because obstore is an optional dependency.
-    from gitboot.publish.targets.s3 import build_bucket_opener
-
-    return target(build_bucket_opener(target_address, _read_keys))
-
-
-def _build_branch_target(
-    target_address: BranchAddress, settings: Settings, store: Store, source: Source, clock: Callable[[], datetime]
-) -> BranchTarget:
-    is_same_repository = _parse_location(target_address.url) == _parse_location(settings.git.repository)
-    reference = source.reference
-    if is_same_repository and reference in (target_address.branch, target_address.ref):
-        raise UsageError(
-            f"--target {target_address.name} is the branch that this instance follows; choose another branch"
-        )
-    make_remote = partial(_build_remote, target_address, settings.git)
-    # Check the settings at startup, but not the credentials, because an unreadable file only delays the target.
-    make_remote(read=lambda _: ("", ""))
-    return BranchTarget(
-        target_address.name,
-        OwnedBranch(
-            make_remote,
-            target_address.ref,
-            settings.state / "targets" / f"{compute_digest(target_address.name.encode())[:16]}.git",
-            fetcher=source.fetcher,
-        ),
-        ledger=instance_tables.read_facts(store).identity,
-        heir_of=lambda: instance_tables.read_facts(store).heir_of,
-        follows_default=is_same_repository and reference in (None, HEAD),
-        find_author=partial(read_authorship, source.clone),
-        clock=clock,
-    )
-
-
-def _parse_location(url: str) -> tuple[str | None, str]:
-    """Return the host and path of a repository, which are the same in all URLs of the repository."""
-    if (path := get_local_path(url)) is not None:
-        return None, str(path.resolve()).removesuffix("/.git")
-    parts = parse_git_url(url)
-    return parts.hostname, parts.path.strip("/").removesuffix(".git")
-
-
-def _build_remote(
-    target_address: BranchAddress, git: GitSettings, *, read: Callable[[Path], tuple[str, str]] | None = None
-) -> Remote:
-    credentials: Password | SshKey | None = None
-    if target_address.ssh_key is not None:
-        if target_address.known_hosts is None:
-            raise UsageError(
-                f"--target {target_address.name}: ssh-key also needs known-hosts, so that gitboot can verify the host"
-            )
-        credentials = SshKey(private_key=target_address.ssh_key, known_hosts=target_address.known_hosts)
-    elif target_address.credentials is not None:
-        user, password = (read or _read_keys)(target_address.credentials)
-        credentials = Password(user=user, password=password)
-    return Remote(
-        url=target_address.url,
-        credentials=credentials,
-        ca_bundle=target_address.ca_bundle,
-        timeout_s=git.timeout_s,
-        max_bytes=git.max_bytes,
-    )
-
-
-def _read_keys(folder: Path) -> tuple[str, str]:
-    """Return the user name and the password in a folder. Raises `UsageError`."""
-    credentials = read_credentials(folder.parent, folder.name)
-    return credentials.username, credentials.password

@@ -25,6 +25,7 @@ from gitboot.controller.commit_acceptance import NO_COMMIT_TRUST, Attempt, Commi
 from gitboot.controller.current_plans import WindowWatch
 from gitboot.controller.forge import find_project
 from gitboot.controller.instance import state_directory
+from gitboot.controller.instance.followers import build_followers
 from gitboot.controller.instance.git_source import (
     KEYS,
     LedgerBranchStore,
@@ -37,7 +38,7 @@ from gitboot.controller.instance.settings import CheckAssets, Clock, Settings, T
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
 from gitboot.controller.operator_requests import BEGIN, REFUSED
-from gitboot.controller.publication import FollowedTarget, ListedTarget, build_followers
+from gitboot.controller.publication import FollowedTarget, ListedTarget
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import (
     Components,
