@@ -82,6 +82,7 @@ class _Manifest(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def keys(self) -> frozenset[bytes]:
+        """The keys of all chunks."""
         return frozenset((self.state_key, *(key for keys in self.tables.values() for key in keys)))
 
 
@@ -245,6 +246,7 @@ class _Chunks:
         self.exceeds_cache = False
 
     def read_manifest(self, key: bytes) -> _Manifest | None:
+        """Return the manifest with a key, or None if it is not in the cache."""
         value = self._cache.get_many(_MANIFEST, [key]).get(key)
         return _decode_manifest(value) if value is not None else None
 
@@ -254,6 +256,7 @@ class _Chunks:
         return manifest is not None and not self._find_missing(manifest.keys)
 
     def read_chunk(self, key: bytes) -> bytes:
+        """Return one chunk. Raises KeyError if the chunk is missing."""
         return self._cache.get_many(_CHUNK, [key])[key]
 
     def read_rows(self, keys: Iterable[bytes], decode: Callable[[bytes], dict[Any, Any]]) -> dict[Any, Any]:
@@ -299,6 +302,7 @@ class _Chunks:
             self._delete_chunks(before.keys - after.keys)
 
     def delete(self, key: bytes, manifest: _Manifest) -> None:
+        """Delete a manifest and its chunks."""
         self._cache.delete_many(_MANIFEST, [key])
         self._delete_chunks(manifest.keys)
 
@@ -491,6 +495,7 @@ class DamageSearch:
         self._released.set()
 
     def close(self) -> None:
+        """End the search."""
         self._closed.set()
         self._released.set()
         self._thread.join()

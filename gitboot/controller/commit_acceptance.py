@@ -122,6 +122,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def is_behind(self) -> bool:
+        """Whether gitboot has not accepted the newest commit that it judged."""
         return self.accepted is None or self.accepted.revision != self.attempted
 
     @property
@@ -143,6 +144,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
     @property
     def held(self) -> HeldCommit | None:
+        """The commit that operators can approve, or None if no guard holds a commit or the judgement is preliminary."""
         if self.candidate is None or self.is_preliminary:
             return None
         verdict = self.candidate.verdict
@@ -552,6 +554,7 @@ class CommitAcceptor:
         return attempt
 
     def _read_commits_ahead(self, accepted: Commit | None, latest: Revision, snapshot: LedgerSnapshot) -> CommitsAhead:
+        """Return the commits from the accepted commit to the newest commit."""
         if accepted is None:  # without an accepted commit, a rewind cannot be detected
             before = self._find_last_accepted(snapshot)
             messages = [message for _, merged in self._source.merges(before, latest) for message in merged]
@@ -611,6 +614,7 @@ class CommitAcceptor:
         )
 
     def _build_attempt(self, commit: Commit, events: list[Event], at: datetime) -> Attempt:
+        """Return an attempt that accepts a commit, and report the acceptance."""
         committed_at, signer = None, None
         with suppress(SourceError):  # an unreadable time or signature does not prevent acceptance
             committed_at = self._source.committed_at(commit.revision)

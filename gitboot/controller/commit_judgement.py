@@ -308,6 +308,7 @@ class CommitJudge:
         )
 
     def forget_unevaluated_commits(self) -> None:
+        """Forget the evaluations that did not end, so that they are repeated."""
         self._evaluations = {
             pair: evaluation
             for pair, evaluation in self._evaluations.items()

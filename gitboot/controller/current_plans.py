@@ -67,10 +67,12 @@ class DueQueue(Struct, Generic[Key], frozen=True):
         return DueQueue(instants, queue)
 
     def find_due_keys(self, at: datetime) -> frozenset[Key]:
+        """Return the keys that are due by ``at``."""
         return frozenset(key for _, key in self._queue[: bisect_right(self._queue, at, key=lambda each: each[0])])
 
     @property
     def next_due(self) -> datetime | None:
+        """The earliest due time, or None if the queue is empty."""
         return self._queue[0][0] if self._queue else None
 
 

@@ -41,6 +41,8 @@ _MAX_VERDICTS: Final = 20  # maximum number of waiting verdicts; the oldest verd
 
 
 class ForgeKind(StrEnum):
+    """The kinds of forges that gitboot supports."""
+
     GITHUB = "github"
     GITLAB = "gitlab"
     GITEA = "gitea"
@@ -395,6 +397,7 @@ class VerdictSender(RetryingSender):
 
     @property
     def forge_report(self) -> ForgeReport:
+        """The state of reporting to the forge."""
         return structs.replace(self._forge_report, failure=self.failure)
 
     @property
@@ -473,6 +476,7 @@ class VerdictSender(RetryingSender):
             self.wake()
 
     def send_next(self) -> None:
+        """Wait for the next verdict, and report it. Raises `HostUnreachable` or `ForgeRefused`."""
         with self.changed:
             wait_s = self._enqueue_progress()
             while self.is_done:

@@ -39,6 +39,8 @@ Origin = tuple[str, str, int]  # scheme, host and port
 
 
 class HookKind(StrEnum):
+    """The kinds of requests: approval of a maintenance, or drain of a server."""
+
     APPROVAL = "Approval"
     DRAIN = "Drain"
 

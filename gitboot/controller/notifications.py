@@ -174,6 +174,8 @@ def read_receiver(file: Path, name: str) -> Receiver:
 
 
 class _ReceiverTable(Struct, frozen=True):
+    """The table of one receiver in the file of receivers."""
+
     file: Path
     name: str
     values: Mapping[str, Any]
@@ -295,6 +297,8 @@ class RereadingSender:
 
 
 class _WebhookSender:
+    """A sender that posts signed notices to a URL."""
+
     def __init__(self, receiver: Receiver, ca_bundle: Path | None) -> None:
         self._receiver, self._client = receiver, HttpClient(ca_bundle=ca_bundle)
 
@@ -398,6 +402,8 @@ class DeliveryPositions:
 
 
 class _PendingNotice(Struct):
+    """The events of one type that are to be sent in the next notice."""
+
     due: float  # when to send the notice, in monotonic time
     first: int  # number of the first event in the ledger
     shown: list[StoredEvent] = msgspec.field(default_factory=list)  # the first events
@@ -459,6 +465,7 @@ class Messenger(RetryingSender):
             self.changed.notify_all()
 
     def send_next(self) -> None:
+        """Wait for new events or a due notice, and send the due notices. Raises `HostUnreachable`."""
         due = min((each.due for each in self._pending.values()), default=float("inf"))
         with self.changed:
             if self.failure is None:

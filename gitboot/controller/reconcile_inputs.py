@@ -280,6 +280,7 @@ class Inbox:
             self._written.append((uuid, record))
 
     def add_results(self, results: Mapping[SystemUuid, TaskResult]) -> None:
+        """Add the results of BMC tasks. A newer result of a machine replaces an older one."""
         self._results |= results
 
     @contextmanager
@@ -449,6 +450,7 @@ class UnknownMachineFile:
 
 
 def _report_new_machines(new: list[UnknownMachine], at: datetime) -> Iterator[Event]:
+    """Yield an event for each of the first new machines, and one event for the others."""
     for machine in new[:_MAX_REPORTED]:
         yield Event(
             at=at,

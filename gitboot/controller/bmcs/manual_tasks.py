@@ -320,6 +320,7 @@ def list_manual_tasks(commit: Commit, snapshot: LedgerSnapshot, keys: TokenKeys,
 def _list_described_machines(
     commit: Commit, snapshot: LedgerSnapshot, keys: TokenKeys, at: datetime
 ) -> Iterator[ManualTask]:
+    """Yield the machines that have a document with a BMC, sorted by name."""
     shared = SharedIdentityValues().update(snapshot.pins, snapshot.machines).values
     stop = find_stop_scope(snapshot, commit, snapshot.facts.orders)
     unverified_reason = find_unverified_reason(snapshot.facts, commit.decisions)
@@ -356,6 +357,7 @@ def _list_described_machines(
 
 
 def _list_removed_machines(commit: Commit, snapshot: LedgerSnapshot) -> Iterator[ManualTask]:
+    """Yield the machines without a document whose BMC may still have an override."""
     for uuid in sorted(snapshot.overrides):
         overrides, current_machine = snapshot.list_overrides(uuid), commit.machines.get(uuid)
         bmcs = [override.bmc for override in overrides if override.may_be_left_on_bmc]
@@ -552,6 +554,7 @@ class PowerResult(Struct, frozen=True, kw_only=True):
         return str(self.step) if isinstance(self.step, ResetType) else self.step.why
 
     def facts(self) -> dict[str, Any]:
+        """Return the JSON object of this result."""
         plan = self.task.plan
         return {
             "server": self.task.server,

@@ -211,6 +211,7 @@ def build_instance(settings: Settings, dependencies: Dependencies) -> Iterator[I
 
 
 def _build_start_state(settings: Settings, dependencies: Dependencies) -> InstanceState:
+    """Return the state from which an instance starts. Mark the ledger as unverified if the output tree is newer."""
     store, records = dependencies.store, dependencies.records
     record_instance_facts(
         store,
@@ -375,15 +376,7 @@ def run_instance(
         _mark_older_ledger(store, settings, owner)
         branch = LedgerBranchStore(store, tell, clock)
         if build_evaluation is None:
-            evaluation = EvaluatorClient(
-                settings.state,
-                limits=settings.allowance,
-                waits_for_answer=wait,
-                start_timer=partial(reports.stage_times.start_stage, Stage.EVALUATE),
-                report_progress=reports.listener.make_reporter(Work.READ),
-                site=settings.site,
-                cache=cache,
-            )
+            evaluation = _build_evaluation(settings, cache, reports, waits=wait)
             source = stack.enter_context(open_source(settings, settings.state, branch))
         else:
             evaluation = build_evaluation(settings.state)
@@ -436,6 +429,21 @@ def run_instance(
             listener=reports.listener,
         )
         yield stack.enter_context(build_instance(settings, dependencies)), source
+
+
+def _build_evaluation(
+    settings: Settings, cache: DiskCache, reports: _StatusReporter, *, waits: bool
+) -> EvaluatorClient:
+    """Return the client of an evaluator process. ``waits`` means that a reconcile waits for each evaluation."""
+    return EvaluatorClient(
+        settings.state,
+        limits=settings.allowance,
+        waits_for_answer=waits,
+        start_timer=partial(reports.stage_times.start_stage, Stage.EVALUATE),
+        report_progress=reports.listener.make_reporter(Work.READ),
+        site=settings.site,
+        cache=cache,
+    )
 
 
 @contextmanager

@@ -63,14 +63,17 @@ class LedgerBranchStore:
         self._store, self._tell, self._clock = store, tell, clock
 
     def read(self) -> FollowedBranch | None:
+        """Return the branch that the instance follows, or None if it has not chosen a branch."""
         facts = instance_tables.read_facts(self._store)
         return FollowedBranch(facts.branch, facts.is_default_branch) if facts.branch is not None else None
 
     def accepted(self) -> str | None:
+        """Return the last accepted commit, even if the clone has lost it."""
         facts = instance_tables.read_facts(self._store)
         return facts.accepted or facts.lapsed
 
     def write(self, branch: FollowedBranch) -> None:
+        """Store and report the branch that the instance follows from now on."""
         event = Event(
             at=self._clock(),
             type="BranchChosen",

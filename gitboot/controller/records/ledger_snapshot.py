@@ -129,6 +129,7 @@ class RecordChanges(Generic[R]):
         self.unstored: dict[tuple[SystemUuid, str], R] = {}  # new records that are not in the ledger
 
     def list_records(self, uuid: SystemUuid) -> tuple[R, ...]:
+        """Return the records of a machine, sorted by reason."""
         return tuple(self.new.get(uuid, self._before.get(uuid, {})).values())
 
     def set_record(self, uuid: SystemUuid, record: R, *, stored: bool = False) -> None:
@@ -139,6 +140,7 @@ class RecordChanges(Generic[R]):
             self.unstored[uuid, record.reason] = record
 
     def merge(self) -> Mapping[SystemUuid, Mapping[str, R]]:
+        """Return all records with the changes."""
         return apply_changes(self._before, self.new)
 
 
@@ -206,6 +208,7 @@ class LedgerUpdate:
             self.new_records[uuid] = server, record
 
     def add_event(self, type: str, message: str, *, warning: bool = False, **facts: Any) -> None:
+        """Add an event to store and report with the changes. ``facts`` are the facts of the event."""
         self.events.append(Event(at=self.at, type=type, message=message, facts=facts, warning=warning))
 
     def next_decision_number(self) -> int:
@@ -230,6 +233,7 @@ class LedgerUpdate:
             self.new_secret_fetches[uuid] = fetches
 
     def list_pending(self, uuid: SystemUuid) -> tuple[PendingObservation, ...]:
+        """Return the observations of a machine that wait for a verdict."""
         return self.new_pending.get(uuid, self.before.pending.get(uuid, ()))
 
     def add_pending_fetch(self, pending: PendingObservation) -> None:
@@ -430,6 +434,7 @@ def write_updates(store: Store, updates: Iterable[LedgerUpdate]) -> None:
 
 
 def _write_update(tx: Transaction, update: LedgerUpdate) -> None:
+    """Write the changes of an update in one transaction."""
     known = update.before
     instance_tables.write_changed_facts(tx, known.facts, update.facts)
     instance_tables.delete_approvals(tx, update.void_approvals)
