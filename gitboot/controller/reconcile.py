@@ -56,6 +56,7 @@ class Reconciler:
 
     @property
     def status(self) -> Status:
+        """A summary of the instance's state."""
         return self.state.status()
 
     @property
@@ -117,10 +118,7 @@ class Reconciler:
             components.inbox.clearings.note_clock(None)
         except LedgerError as error:
             components.store.is_suspect |= was_suspect  # the next reconcile must read the ledger back again
-            latest = max(at, before.unwritten_clock or at)
-            if before.unwritten_clock is None or before.plans.is_due(at):
-                components.inbox.clearings.note_clock(latest)
-            state = resume(structs.replace(before, ledger_error=str(error), unwritten_clock=latest), context)
+            state = _continue_without_ledger(before, error, context)
             stopwatch(Stage.WRITE_LEDGER)
         snapshot = structs.replace(
             state.snapshot, claims=components.inbox.claims, unwritten_clock=state.unwritten_clock
@@ -171,6 +169,14 @@ class Reconciler:
                 remedy=find_remedy("Reconciling", "StageHangs"),
             )
         )
+
+
+def _continue_without_ledger(before: InstanceState, error: LedgerError, context: ReconcileContext) -> InstanceState:
+    """Return the state for a reconcile that cannot write the ledger, and keep the time for the next heartbeat."""
+    latest = max(context.at, before.unwritten_clock or context.at)
+    if before.unwritten_clock is None or before.plans.is_due(context.at):
+        context.components.inbox.clearings.note_clock(latest)
+    return resume(structs.replace(before, ledger_error=str(error), unwritten_clock=latest), context)
 
 
 def _run_stages(

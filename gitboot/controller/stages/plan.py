@@ -33,21 +33,15 @@ def plan(state: InstanceState, context: ReconcileContext) -> InstanceState:
     state = _plan_until_now(state, commit, context)
     if (artifacts := context.components.inbox.artifacts) is None:
         return state
-    artifacts.watch_files(
-        frozenset(
-            {
-                *(each.file for each in state.plans.needs),
-                *(file for boot in (commit.decisions.unknown or {}).values() for file in boot.fetched_files),
-            }
-        ),
-        (commit.decisions.base_url, *commit.decisions.sites.values()),
-    )
+    files = {needed.file for needed in state.plans.needs}
+    for boot in (commit.decisions.unknown or {}).values():
+        files.update(boot.fetched_files)
+    artifacts.watch_files(frozenset(files), (commit.decisions.base_url, *commit.decisions.sites.values()))
     if not context.wait:
         return state
     artifacts.wait()
-    result = ledger_changes.apply_batch(
-        state.snapshot, ledger_changes.Batch(sightings=artifacts.get_sightings()), context.at
-    )
+    batch = ledger_changes.Batch(sightings=artifacts.get_sightings())
+    result = ledger_changes.apply_batch(state.snapshot, batch, context.at)
     try:
         with context.components.inbox.hold():
             ledger_snapshot.write_updates(context.components.store, (result.update,))
@@ -129,14 +123,8 @@ def _plan_servers(
         state.plans, commit, state.snapshot, changed, context.at, stop, state.keys, report_progress
     )
     context.replanned_servers |= replanned_servers
-    return structs.replace(
-        state,
-        plans=plans,
-        unplanned=state.unplanned
-        | {
-            machine.uuid
-            for each in (state.plans.commit, plans.commit)
-            if each is not None
-            for machine in each.select_machines(changed | replanned_servers)
-        },
-    )
+    unplanned = set(state.unplanned)
+    for planned_commit in (state.plans.commit, plans.commit):
+        if planned_commit is not None:
+            unplanned.update(machine.uuid for machine in planned_commit.select_machines(changed | replanned_servers))
+    return structs.replace(state, plans=plans, unplanned=frozenset(unplanned))
