@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from gitboot.controller.commit_acceptance import (
+from gitboot.controller.acceptance_state import (
     find_untrusted_commit,
     format_accepted_commit,
     format_failed_resume,
@@ -98,17 +98,17 @@ def conditions(state: InstanceState, at: datetime) -> tuple[Condition, ...]:
 
 def _collect_remedy_values(state: InstanceState) -> dict[str, str | Sequence[str]]:
     """Return the values that replace the words in capital letters in remedies. Unknown values are missing."""
-    facts, attempt, claims = state.snapshot.facts, state.attempt, state.snapshot.claims
-    held = attempt.held
+    facts, acceptance, claims = state.snapshot.facts, state.acceptance, state.snapshot.claims
+    held = acceptance.held
     mismatch = state.fetched.branch_mismatch if state.fetched is not None else None
     unlisted = [each.question.url for each in state.hook_failures if each.is_unlisted]
     values = {
         "LEDGER": facts.identity,
-        "COMMIT": attempt.attempted or "HEAD",
+        "COMMIT": acceptance.attempted or "HEAD",
         "OUTPUT": facts.output,
         "SPOOL": facts.spool,
-        "UNTRUSTED": find_untrusted_commit(attempt),
-        "REMOVED": attempt.missing_commit.commit if attempt.missing_commit is not None else None,
+        "UNTRUSTED": find_untrusted_commit(acceptance),
+        "REMOVED": acceptance.missing_commit.commit if acceptance.missing_commit is not None else None,
         "FOLLOWED": mismatch.followed if mismatch is not None else None,
         "BRANCH": mismatch.branch if mismatch is not None else None,
         "KEYFOLDER": state.signed_list.key_folder if state.signed_list is not None else None,
@@ -139,7 +139,7 @@ def _build_remedy(
             named = state.plans.unknown
         case "SecretsPrivate":
             named = find_unexpected_fetches(state)
-        case "LedgerNamed" if (accepted := state.attempt.accepted) is not None and accepted.site is not None:
+        case "LedgerNamed" if (accepted := state.acceptance.accepted) is not None and accepted.site is not None:
             return (
                 f"ledger: {values['LEDGER']}  # only to make this instance active: stop the other instance, then set "
                 f"this for the site {accepted.site} in the Fleet's spec"
@@ -159,7 +159,7 @@ def _build_remedy(
             f". If another site managed {pronoun} before, run gitboot records hand-over at that site, then run gitboot "
             "records take-over here with the output"
         )
-    held, candidate = state.attempt.held, state.attempt.candidate
+    held, candidate = state.acceptance.held, state.acceptance.candidate
     if condition.reason == "GuardTripped" and held is not None and held.lines and candidate is not None:
         remedy += f"{OR_WRITE}{describe_ack_message(candidate)}"
     return remedy
@@ -167,11 +167,11 @@ def _build_remedy(
 
 def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     """Yield the conditions about the branch that gitboot follows, and about suspended acceptance."""
-    attempt, fetched, suspension = state.attempt, state.fetched, state.snapshot.facts.suspension
+    acceptance, fetched, suspension = state.acceptance, state.fetched, state.snapshot.facts.suspension
     served = _find_served_commit(state)
     stays = f". gitboot still serves commit {served}" if served else ""
-    if attempt.clone_failure is not None:
-        reason, message = attempt.clone_failure
+    if acceptance.clone_failure is not None:
+        reason, message = acceptance.clone_failure
         yield (
             "SourceReady",
             False,
@@ -190,7 +190,7 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
     if fetched is not None and fetched.branch_mismatch is not None:
         yield "BranchFollowed", False, fetched.branch_mismatch.reason, fetched.branch_mismatch.message
     if suspension is not None and at < suspension.until:
-        waiting = f". Commit {attempt.waiting[:12]} is waiting" if attempt.waiting is not None else ""
+        waiting = f". Commit {acceptance.waiting[:12]} is waiting" if acceptance.waiting is not None else ""
         message = (
             f"{suspension.who} suspended this instance until {format_instant(suspension.until)}, so it does not accept "
             f"commits or set boot overrides. Reason: {suspension.reason}{waiting}"
@@ -202,37 +202,37 @@ def _find_source_conditions(state: InstanceState, at: datetime) -> Iterator[Find
 
 def _find_served_commit(state: InstanceState) -> str:
     """Return the first digits of the last accepted commit, or "" if no commit was accepted."""
-    accepted = state.attempt.accepted
+    accepted = state.acceptance.accepted
     return (accepted.revision if accepted is not None else state.snapshot.facts.accepted or "")[:12]
 
 
 def _find_acceptance_conditions(state: InstanceState) -> Iterator[Finding]:
     """Yield the conditions about the judgement of the newest commit."""
-    attempt, served = state.attempt, _find_served_commit(state)
-    failed_resume = format_failed_resume(attempt)
-    if attempt.is_preliminary:
+    acceptance, served = state.acceptance, _find_served_commit(state)
+    failed_resume = format_failed_resume(acceptance)
+    if acceptance.is_preliminary:
         # A false condition in the previous state is about another commit, or about this commit before it was
         # acknowledged.
         for before in state.conditions:
             if before.type == "CommitAccepted" and before.status:
                 yield before.type, before.status, before.reason, before.message
-    elif attempt.candidate is not None:
-        yield "CommitAccepted", False, "GuardTripped", format_held_commit(attempt.candidate) + failed_resume
-    elif attempt.accepted is not None and attempt.accepted.revision == attempt.attempted:
-        yield "CommitAccepted", True, "Valid", format_accepted_commit(attempt.accepted, attempt.signer)
-    elif attempt.problems:
-        is_untrusted = attempt.problems[0].code is Code.UNTRUSTED
+    elif acceptance.candidate is not None:
+        yield "CommitAccepted", False, "GuardTripped", format_held_commit(acceptance.candidate) + failed_resume
+    elif acceptance.accepted is not None and acceptance.accepted.revision == acceptance.attempted:
+        yield "CommitAccepted", True, "Valid", format_accepted_commit(acceptance.accepted, acceptance.signer)
+    elif acceptance.problems:
+        is_untrusted = acceptance.problems[0].code is Code.UNTRUSTED
         consequence = ""
         if served:
-            until_then = "Until then, gitboot serves" if attempt.is_unevaluated else "gitboot still serves"
+            until_then = "Until then, gitboot serves" if acceptance.is_unevaluated else "gitboot still serves"
             consequence = f". {until_then} commit {served}"
         yield (
             "CommitAccepted",
             False,
-            "NotEvaluated" if attempt.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
-            f"{format_rejection(attempt)}{consequence}{failed_resume}",
+            "NotEvaluated" if acceptance.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
+            f"{format_rejection(acceptance)}{consequence}{failed_resume}",
         )
-    if (missing_commit := attempt.missing_commit) is not None and missing_commit.servers:
+    if (missing_commit := acceptance.missing_commit) is not None and missing_commit.servers:
         commit, servers = missing_commit.commit[:12], format_count(missing_commit.servers, "server")
         message = (
             f"the branch was rewritten (force push?) and no longer contains commit {commit}, which had removed the "
@@ -250,7 +250,7 @@ def _find_acceptance_conditions(state: InstanceState) -> Iterator[Finding]:
 
 def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
     """Yield the conditions about writes to the ledger, the named ledger, and the records of servers."""
-    snapshot, accepted = state.snapshot, state.attempt.accepted
+    snapshot, accepted = state.snapshot, state.acceptance.accepted
     if state.ledger_error is not None:
         message = (
             f"another process has locked the ledger {state.ledger_error.partition(': ')[0]}"
@@ -285,7 +285,7 @@ def _find_ledger_conditions(state: InstanceState) -> Iterator[Finding]:
 
 def _find_standby_conditions(state: InstanceState, accepted: Commit) -> Iterator[Finding]:
     """Yield the condition about the ledger that the Fleet names, if this instance is a standby or becomes one."""
-    identity, orders = state.snapshot.facts.identity, state.attempt.orders
+    identity, orders = state.snapshot.facts.identity, state.acceptance.orders
     if state.commit is None:
         becomes = (
             ". The Fleet in the newest commit names this instance's ledger, so this instance becomes active when "
@@ -333,7 +333,7 @@ def _is_ledger_locked(error: str) -> bool:
 def _find_stop_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     """Yield the conditions about stops of install boots, and about the clock."""
     facts, claims = state.snapshot.facts, state.snapshot.claims
-    by_fleet = find_fleet_stop(state.attempt.accepted, state.attempt.orders)
+    by_fleet = find_fleet_stop(state.acceptance.accepted, state.acceptance.orders)
     if facts.stoppage is not None:
         scope = StopScope.ALL if facts.stoppage.everything else f"all {StopScope.WRITING}"
         yield (
@@ -368,7 +368,7 @@ def _find_stop_conditions(state: InstanceState, at: datetime) -> Iterator[Findin
 
 def _find_commit_conditions(state: InstanceState, at: datetime) -> Iterator[Finding]:
     """Yield the conditions about the accepted commit: its publication, its installations and its deadlines."""
-    publication, accepted, commit = state.publication, state.attempt.accepted, state.commit
+    publication, accepted, commit = state.publication, state.acceptance.accepted, state.commit
     warnings = accepted.decisions.warnings if accepted is not None else ()
     # Earlier versions of gitboot accepted placeholders.
     placeholders = [warning for warning in warnings if warning.code == Code.PLACEHOLDER_IDENTITY]
@@ -510,14 +510,14 @@ def build_condition_events(
         message, server = condition.message, condition.type.removeprefix("Bmc/")
         if server != condition.type:
             message = f"{server}: {tasks.get(server, message)}"
-        if type == "Held" and state.attempt.candidate is not None:  # an event has no remedy
-            message = f"{message}. {format_ack_instructions(state.attempt.candidate)}"
+        if type == "Held" and state.acceptance.candidate is not None:  # an event has no remedy
+            message = f"{message}. {format_ack_instructions(state.acceptance.candidate)}"
         yield Event(at=at, type=type, message=message, facts=_build_event_facts(condition, state, at), warning=True)
 
 
 def _build_event_facts(condition: Condition, state: InstanceState, at: datetime) -> dict[str, Any]:
     """Return the facts of the event about a false condition."""
-    held = state.attempt.held
+    held = state.acceptance.held
     match condition.type:
         case "ArtifactsPresent":
             image_files = (*find_withheld_files(state), *state.plans.withheld_from_ipxe)
@@ -533,7 +533,7 @@ def _build_event_facts(condition: Condition, state: InstanceState, at: datetime)
             return {"commit": held.commit, "digest": held.digest, "guards": list(held.guards)}
         case "InstallsCompleted":
             return {"servers": sorted(set().union(*find_unproven_boots(state, at).values()))}
-        case "HistoryComplete" if (missing_commit := state.attempt.missing_commit) is not None:
+        case "HistoryComplete" if (missing_commit := state.acceptance.missing_commit) is not None:
             return {"commit": missing_commit.commit}
         case "SecretsPrivate":
             return {"servers": sorted(find_unexpected_fetches(state))}

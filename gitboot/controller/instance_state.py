@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct, structs
 
+from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.bmcs.schedule import Schedule
-from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.maintenance_hooks import HookFailure
 from gitboot.controller.operator_requests import may_instance_act
@@ -113,7 +113,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 
     snapshot: LedgerSnapshot
     keys: TokenKeys = NO_KEYS  # the keys of published tokens
-    attempt: Attempt = msgspec.field(default_factory=Attempt)
+    acceptance: AcceptanceState = msgspec.field(default_factory=AcceptanceState)
     plans: Plans = msgspec.field(default_factory=Plans)
     publication: TargetState = msgspec.field(default_factory=TargetState)
     schedule: Schedule = msgspec.field(default_factory=Schedule)
@@ -152,20 +152,20 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 
         None if no commit is accepted, or if the Fleet names another ledger and this instance has never been active.
         """
-        accepted = self.attempt.accepted
+        accepted = self.acceptance.accepted
         if accepted is None or not can_plan(self.snapshot, accepted):
             return None
-        return self.attempt.offered or accepted
+        return self.acceptance.offered or accepted
 
     @property
     def may_act(self) -> bool:
         """Whether this instance may set overrides and serve install boots, according to the Fleet."""
-        return may_instance_act(self.snapshot, self.attempt.accepted, self.attempt.orders)
+        return may_instance_act(self.snapshot, self.acceptance.accepted, self.acceptance.orders)
 
     @property
     def is_orphaned(self) -> bool:
         """Return whether the newest Fleet does not define this instance's site, or names no ledger for the site."""
-        orders, accepted = self.attempt.orders, self.attempt.accepted
+        orders, accepted = self.acceptance.orders, self.acceptance.accepted
         if orders is None and accepted is not None:
             orders = accepted.orders
         return orders is not None and orders.ledger == NO_LEDGER
@@ -177,20 +177,20 @@ class InstanceState(Struct, frozen=True, kw_only=True):
         summary prefers unexpected fetches, and then the latest fetches. Installations are sorted by the time of their
         last step, oldest first.
         """
-        attempt, plans, accepted = self.attempt, self.plans, self.attempt.accepted
+        acceptance, plans, accepted = self.acceptance, self.plans, self.acceptance.accepted
         installations = nsmallest(_MAX_SHOWN, plans.installing.items(), key=lambda item: (item[1].at, item[0]))
         return Status(
             ledger=self.snapshot.facts.identity,
-            attempted=attempt.attempted,
-            problems=attempt.problems,
-            held=attempt.held,
+            attempted=acceptance.attempted,
+            problems=acceptance.problems,
+            held=acceptance.held,
             withheld=tuple(self._list_withheld()),
-            passed_commits=attempt.passed_commits,
+            passed_commits=acceptance.passed_commits,
             accepted=accepted.revision if accepted is not None else None,
-            committed_at=attempt.committed_at,
-            signer=attempt.signer,
-            acknowledged=attempt.acknowledged,
-            changed=attempt.changed,
+            committed_at=acceptance.committed_at,
+            signer=acceptance.signer,
+            acknowledged=acceptance.acknowledged,
+            changed=acceptance.changed,
             applied=self.publication.applied,
             fetch_began=self.fetched.began if self.fetched is not None else None,
             fetched=self.fetched.commit if self.fetched is not None else None,
@@ -211,7 +211,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
 
     def _list_secret_fetches(self) -> Iterator[dict[str, Any]]:
         """Yield the most important fetches of secrets, sorted by server."""
-        machines = self.attempt.accepted.machines if self.attempt.accepted is not None else {}
+        machines = self.acceptance.accepted.machines if self.acceptance.accepted is not None else {}
         by_server = {
             machines[uuid].name: fetches for uuid, fetches in self.snapshot.secret_fetches.items() if uuid in machines
         }
@@ -282,8 +282,8 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             suspension.until if suspension is not None and is_suspended else None,
         ]
         later_times = [
-            self.attempt.retry_at,
-            self.attempt.problems_until,
+            self.acceptance.retry_at,
+            self.acceptance.problems_until,
             *(attempt.last_seen.at + self.longest_step for attempt in self.plans.begun.values()),
             *(run.at + self.longest_step for _, run in self.plans.given.values()),
         ]

@@ -126,7 +126,7 @@ class Loop:
         if self._reconciler.has_new_answers():
             self._reconcile(wait=True)
         for _ in range(2):  # first process all fetches so far, then judge the commit by the records
-            if self._reconciler.state.attempt.awaits_records:
+            if self._reconciler.state.acceptance.awaits_records:
                 self._reconcile(wait=True)
 
     def run(self, endpoints: Callable[[], Endpoints] | None = None) -> None:

@@ -137,8 +137,8 @@ class Reconciler:
         return (
             fetched is not None
             and fetched == before.fetched
-            and before.attempt.clone_failure is None
-            and self._components.acceptor.start_evaluation(before.attempt, before.snapshot, at)
+            and before.acceptance.clone_failure is None
+            and self._components.acceptor.start_evaluation(before.acceptance, before.snapshot, at)
         )
 
     def has_new_answers(self) -> bool:

@@ -21,8 +21,9 @@ from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.worker_pool import BmcPool
+from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.checkpoint import Checkpoint
-from gitboot.controller.commit_acceptance import Attempt, CommitAcceptor
+from gitboot.controller.commit_acceptance import CommitAcceptor
 from gitboot.controller.current_plans import WindowWatch
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, Question
@@ -508,9 +509,9 @@ class ReconcileContext:
     intake: Intake = field(init=False)  # the inputs
     is_approval_left: bool = False  # whether an approval waits for the next reconcile
     request_changes: BatchResult = field(init=False)  # the ledger changes that operator requests cause
-    attempt: Attempt = field(init=False)  # the result of judging the newest commit
+    acceptance: AcceptanceState = field(init=False)  # the result of judging the newest commit
     events: tuple[Event, ...] = ()  # the events of judging the newest commit
     ready: Intake = field(init=False)  # the part of ``intake`` that this reconcile processes
-    input_changes: BatchResult = field(init=False)  # the ledger changes that the attempt and ``ready`` cause
+    input_changes: BatchResult = field(init=False)  # the ledger changes that ``acceptance`` and ``ready`` cause
     replanned_servers: frozenset[str] = frozenset()  # servers whose files may differ from the published ones
     due: datetime | None = None  # when the next reconcile is due; None: at the next event

@@ -361,7 +361,7 @@ def find_secret_conditions(state: InstanceState) -> Iterator[Finding]:
 
 def find_unexpected_fetches(state: InstanceState) -> dict[str, InstallationFetches]:
     """Return, by server, the fetches of secrets that an operator must look at."""
-    machines = state.attempt.accepted.machines if state.attempt.accepted is not None else {}
+    machines = state.acceptance.accepted.machines if state.acceptance.accepted is not None else {}
     return {
         machines[uuid].name: fetches
         for uuid, fetches in state.snapshot.secret_fetches.items()

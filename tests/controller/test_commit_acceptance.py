@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gitboot.controller.commit_acceptance import Attempt
+from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.stages.report import LEDGER_RETRY
 from gitboot.errors import InvalidRepository, NotEvaluated, UsageError
@@ -157,7 +157,7 @@ def test_an_approval_from_before_a_start_waits_until_the_held_commit_is_known(
     commit = repository.push(documents("flatcar-2"))
     reconcile_once(parts)
     given = get_held(parts).digest, get_held(parts).guards
-    parts.reconciler.state = structs.replace(parts.reconciler.state, attempt=Attempt())  # as after a start
+    parts.reconciler.state = structs.replace(parts.reconciler.state, acceptance=AcceptanceState())  # as after a start
     number = approve(parts, *given)
     assert parts.reconciler.reconcile(NOON, wait=wait) == NOON  # again at once
     reconcile_once(parts, 1)
@@ -171,7 +171,7 @@ def test_an_approval_that_waits_does_not_shorten_the_pause_while_the_ledger_cann
     repository.push(documents("flatcar-2"))
     reconcile_once(parts)
     approve(parts, get_held(parts).digest, get_held(parts).guards)
-    parts.reconciler.state = structs.replace(parts.reconciler.state, attempt=Attempt())  # as after a start
+    parts.reconciler.state = structs.replace(parts.reconciler.state, acceptance=AcceptanceState())  # as after a start
     parts.ledger.database.execute(
         "CREATE TEMP TRIGGER full BEFORE INSERT ON main.facts BEGIN SELECT RAISE(ABORT, 'no room'); END"
     )
@@ -702,9 +702,9 @@ def test_a_clone_that_is_older_than_the_ledger_rewinds_nothing(
         repository.bare.rename(tmp_path / "gone.git")
     with run_in_process(tmp_path, repository.bare, limits=Limits()) as parts:
         parts.reconciler.reconcile(NOON)
-        found = parts.reconciler.state.attempt.accepted
+        found = parts.reconciler.state.acceptance.accepted
         assert (found.revision if found is not None else None) == (newest if reached else None)
-        assert reached or "is not in gitboot's clone" in str(parts.reconciler.state.attempt.clone_failure)
+        assert reached or "is not in gitboot's clone" in str(parts.reconciler.state.acceptance.clone_failure)
 
 
 # Time

@@ -84,7 +84,7 @@ def reconcile_all(parts: Parts, seconds: float) -> None:
 
 
 def lines(parts: Parts) -> str:
-    candidate = parts.reconciler.state.attempt.candidate
+    candidate = parts.reconciler.state.acceptance.candidate
     assert candidate is not None
     verdict = candidate.verdict
     return "\n".join(f"Gitboot-Ack: {verdict.digest} {guard}" for guard in verdict.holding_guards)

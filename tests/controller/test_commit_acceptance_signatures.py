@@ -161,7 +161,7 @@ def test_settings_of_an_unsigned_commit_have_no_effect(
         for field in ("stopped: everything is on fire", ledger):
             work.commit(documents("flatcar-1", f"baseURL: 'http://boot.test', {field}"))
             reconcile_once(parts, 1)
-            assert parts.reconciler.state.attempt.orders is None
+            assert parts.reconciler.state.acceptance.orders is None
             assert parts.reconciler.state.may_act
         people["ada"].commit(work, documents("flatcar-1", "baseURL: 'http://boot.test', stopped: fire"))
         reconcile_once(parts, 2)

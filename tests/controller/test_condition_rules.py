@@ -13,8 +13,9 @@ from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_session import TaskOutcome
+from gitboot.controller.acceptance_state import AcceptanceState, MissingCommit
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
-from gitboot.controller.commit_acceptance import Attempt, CommitAcceptor, MissingCommit
+from gitboot.controller.commit_acceptance import CommitAcceptor
 from gitboot.controller.condition_rules import build_condition_events, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
 from gitboot.controller.instance_state import InstanceState, LastFetch, TargetState
@@ -70,13 +71,13 @@ def test_an_unknown_or_false_condition_is_not_true(conditions: tuple[bool, ...],
     assert Status(conditions=(other, *known)).condition("Ready") is expected
 
 
-def accepted(commit: Commit) -> Attempt:
-    return Attempt(accepted=commit, attempted=commit.revision, is_adopted=True)
+def accepted(commit: Commit) -> AcceptanceState:
+    return AcceptanceState(accepted=commit, attempted=commit.revision, is_adopted=True)
 
 
 GOOD_STATE = InstanceState(
     snapshot=LedgerSnapshot(facts=Facts(identity=LEDGER_ID, initialised="adopt"), recorded_commit=COMMIT.revision),
-    attempt=accepted(COMMIT),
+    acceptance=accepted(COMMIT),
     plans=Plans(commit=COMMIT),
     publication=TargetState(applied=COMMIT.revision, complete=True, at=NOON),
     fetched=LastFetch(),
@@ -143,7 +144,7 @@ def set_mirrored(state: InstanceState) -> InstanceState:
     return structs.replace(change_knowledge(sightings={})(state), plans=plans)
 
 
-def hold_commit() -> Attempt:
+def hold_commit() -> AcceptanceState:
     """The state of a commit that a guard holds."""
     commits = Commits()
     accepting = CommitAcceptor(cast(Source, commits), cast(EvaluatorClient, commits), limits=Limits(max_installs=0))
@@ -151,7 +152,7 @@ def hold_commit() -> Attempt:
     commits.push(
         snapshot(SEED[0], server("web01", "role: web", "provision: 1"), *SEED[2:6], policy("web", often="Once"))
     )
-    attempt, _ = accepting.accept(Attempt(), initial, NOON)
+    attempt, _ = accepting.accept(AcceptanceState(), initial, NOON)
     assert attempt.held is not None
     return attempt
 
@@ -174,7 +175,7 @@ def keep_state(state: InstanceState) -> InstanceState:
         (
             "the clone cannot be read",
             change_state(
-                attempt=structs.replace(
+                acceptance=structs.replace(
                     accepted(COMMIT), clone_failure=("CorruptClone", "the clone lacks objects of refs/gitboot/accepted")
                 )
             ),
@@ -372,19 +373,19 @@ def keep_state(state: InstanceState) -> InstanceState:
             (True, "Accepting"),
         ),
         ("the newest commit is the accepted one", keep_state, "CommitAccepted", (True, "Valid")),
-        ("no attempt", change_state(attempt=Attempt()), "CommitAccepted", None),
+        ("no attempt", change_state(acceptance=AcceptanceState()), "CommitAccepted", None),
         (
             "the newest commit is invalid",
-            change_state(attempt=structs.replace(accepted(COMMIT), attempted=Revision("0" * 40), problems=(TIE,))),
+            change_state(acceptance=structs.replace(accepted(COMMIT), attempted=Revision("0" * 40), problems=(TIE,))),
             "CommitAccepted",
             (False, "Invalid"),
         ),
-        ("a guard holds it", change_state(attempt=hold_commit()), "CommitAccepted", (False, "GuardTripped")),
+        ("a guard holds it", change_state(acceptance=hold_commit()), "CommitAccepted", (False, "GuardTripped")),
         ("no commit withholds boots", keep_state, "HistoryComplete", None),
         (
             "a commit that the branch does not have withholds boots",
             change_state(
-                attempt=structs.replace(
+                acceptance=structs.replace(
                     accepted(COMMIT), missing_commit=MissingCommit(Revision("0" * 40), 2, is_here=False)
                 )
             ),
@@ -409,26 +410,28 @@ def keep_state(state: InstanceState) -> InstanceState:
         ("the Fleet names no ledger", keep_state, "LedgerNamed", None),
         (
             "it names another ledger",
-            change_state(attempt=accepted(OTHER_COMMIT)),
+            change_state(acceptance=accepted(OTHER_COMMIT)),
             "LedgerNamed",
             (False, "BecameStandby"),
         ),
         (
             "it names another, and this one never acted",
-            change_state(attempt=accepted(OTHER_COMMIT), snapshot=LedgerSnapshot(facts=Facts(identity=LEDGER_ID))),
+            change_state(acceptance=accepted(OTHER_COMMIT), snapshot=LedgerSnapshot(facts=Facts(identity=LEDGER_ID))),
             "LedgerNamed",
             (False, "AnotherLedger"),
         ),
         ("an operator has stopped boots", change_state(snapshot=STOPPED), "InstallsAllowed", (False, "Stopped")),
         (
             "a Fleet that is not accepted has",
-            change_state(attempt=structs.replace(accepted(COMMIT), orders=FleetOrders("wrong image, INC-4711", None))),
+            change_state(
+                acceptance=structs.replace(accepted(COMMIT), orders=FleetOrders("wrong image, INC-4711", None))
+            ),
             "InstallsAllowed",
             (False, "StoppedByFleet"),
         ),
         (
             "another ledger acts",
-            change_state(attempt=accepted(OTHER_COMMIT), snapshot=LedgerSnapshot(facts=Facts(identity=LEDGER_ID))),
+            change_state(acceptance=accepted(OTHER_COMMIT), snapshot=LedgerSnapshot(facts=Facts(identity=LEDGER_ID))),
             "Published",
             None,
         ),
@@ -455,7 +458,7 @@ def keep_state(state: InstanceState) -> InstanceState:
         (
             "a new ledger where something is",
             lambda each: structs.replace(
-                change_knowledge(facts=Facts(identity=LEDGER_ID))(each), attempt=accepted(INSTALL_COMMIT)
+                change_knowledge(facts=Facts(identity=LEDGER_ID))(each), acceptance=accepted(INSTALL_COMMIT)
             ),
             "RecordsVerified",
             (False, "NewLedger"),
@@ -488,7 +491,7 @@ def keep_state(state: InstanceState) -> InstanceState:
         ("no deadline is past", keep_state, "OptOutsInTime", (True, "InTime")),
         (
             "one is, to the second",
-            change_state(attempt=accepted(replace(COMMIT, opt_outs=(PIN,)))),
+            change_state(acceptance=accepted(replace(COMMIT, opt_outs=(PIN,)))),
             "OptOutsInTime",
             (False, "Overdue"),
         ),
@@ -664,7 +667,7 @@ def test_the_remedy_of_a_failed_installation_spares_servers_that_may_be_installi
         begun={"web01": late, **failed("web02")},
     )
     found = find_condition(
-        structs.replace(GOOD_STATE, attempt=accepted(INSTALL_COMMIT), plans=plans), "InstallsCompleted"
+        structs.replace(GOOD_STATE, acceptance=accepted(INSTALL_COMMIT), plans=plans), "InstallsCompleted"
     )
     assert found.reason == "Failed" and "web01 has made no progress since 2026-11-20T11:00:00Z, when" in found.message
     assert found.remedy is not None and found.remedy.startswith("gitboot records set web02 pending ")
@@ -712,7 +715,7 @@ def test_the_remedy_of_an_untrusted_commit_names_the_commit_without_a_trusted_si
     untrusted = structs.replace(
         accepted(COMMIT), attempted=Revision("0" * 40), problems=(Code.UNTRUSTED.build_problem(problem),)
     )
-    found = find_condition(structs.replace(GOOD_STATE, attempt=untrusted), "CommitAccepted")
+    found = find_condition(structs.replace(GOOD_STATE, acceptance=untrusted), "CommitAccepted")
     served = f"gitboot still serves commit {COMMIT.revision[:12]}"
     assert (found.reason, found.message) == (
         "Untrusted",
@@ -761,7 +764,7 @@ def test_a_remedy_has_the_names_and_the_folder_that_gitboot_knows(
 def test_a_commit_that_the_branch_lost_states_what_another_commit_does(is_here: bool, expected: str) -> None:
     missing_commit = MissingCommit(Revision("0" * 40), 2, is_here=is_here)
     found = find_condition(
-        structs.replace(GOOD_STATE, attempt=structs.replace(accepted(COMMIT), missing_commit=missing_commit)),
+        structs.replace(GOOD_STATE, acceptance=structs.replace(accepted(COMMIT), missing_commit=missing_commit)),
         "HistoryComplete",
     )
     assert expected in found.message

@@ -33,7 +33,7 @@ from gitboot.bmc.power_steps import PowerOperation, PowerRecord, WantedPowerChan
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import build_boot_patch
 from gitboot.bmc.redfish.resources import Resource, build_observation
-from gitboot.controller.commit_acceptance import Attempt
+from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.commit_judgement import CommitJudgement
 from gitboot.controller.records.evidence import Fetch
 from gitboot.controller.records.install_boots import build_offer
@@ -328,7 +328,9 @@ class Lifetime:
         came = {each.uuid: each.provision for each in servers.values()}  # by the first of these commits
         self.learn(
             Batch(
-                commit=commit, changed_servers=tuple(servers), attempt=Attempt(steps=CommitJudgement(introduced=came))
+                commit=commit,
+                changed_servers=tuple(servers),
+                acceptance=AcceptanceState(steps=CommitJudgement(introduced=came)),
             )
         )
         return servers["web01"]

@@ -566,7 +566,7 @@ def test_an_instance_for_an_unknown_site_accepts_nothing(two_sites: TwoSites, tm
         world.advance()
         (problem,) = parts.reconciler.status.problems
         assert (problem.code, problem.line, problem.hint) == ("GB2023", 4, "did you mean fra1?")
-        assert parts.reconciler.state.attempt.accepted is None
+        assert parts.reconciler.state.acceptance.accepted is None
 
 
 @for_each(

@@ -19,9 +19,10 @@ from gitboot.bmc.credentials import is_covered
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.worker_pool import BmcPool
+from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, DamageSearch
-from gitboot.controller.commit_acceptance import NO_COMMIT_TRUST, Attempt, CommitAcceptor, CommitTrust
+from gitboot.controller.commit_acceptance import NO_COMMIT_TRUST, CommitAcceptor, CommitTrust
 from gitboot.controller.current_plans import WindowWatch
 from gitboot.controller.forge import find_project
 from gitboot.controller.instance import state_directory
@@ -234,7 +235,7 @@ def _build_start_state(settings: Settings, dependencies: Dependencies) -> Instan
     initial_state = InstanceState(
         snapshot=snapshot,
         keys=dependencies.keys,
-        attempt=Attempt(orders=snapshot.facts.orders, withheld=snapshot.facts.withheld),
+        acceptance=AcceptanceState(orders=snapshot.facts.orders, withheld=snapshot.facts.withheld),
         schedule=Schedule(max_failures=settings.bmc.failures, jitter=settings.bmc.jitter),
         longest_step=timedelta(minutes=settings.step_minutes),
         change_at_start=store.progress[1],

@@ -19,8 +19,8 @@ from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
+from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.checkpoint import MIN_SERVERS, Checkpoint
-from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import WindowWatch, find_changed_servers, replan
 from gitboot.controller.instance import state_directory
 from gitboot.controller.instance.assembly import find_ledger
@@ -508,7 +508,7 @@ def _publish_without_halted(before: InstanceState, commit: Commit, tree: _Standb
     changed = find_changed_servers(before.plans.commit, commit) | commit.select_server_names(before.unplanned)
     plans, replanned_servers = replan(before.plans, commit, snapshot, changed, at, stop, before.keys)
     planned = structs.replace(
-        before, snapshot=snapshot, attempt=Attempt(accepted=commit), plans=plans, unplanned=frozenset()
+        before, snapshot=snapshot, acceptance=AcceptanceState(accepted=commit), plans=plans, unplanned=frozenset()
     )
     terms = ServingTerms(is_prepared=True)
     publication = publish_plans(planned, commit, replanned_servers, tree, tree, at, terms)

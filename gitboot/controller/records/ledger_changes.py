@@ -16,8 +16,8 @@ from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.controller import operator_requests
+from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.bmcs.desired_state import extend_power_records
-from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.maintenance_hooks import ClearanceChange
 from gitboot.controller.records import evidence, ledger_trust, provisioning
 from gitboot.controller.records.install_boots import collect_rollbacks
@@ -55,7 +55,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     clearances: tuple[ClearanceChange, ...] = ()  # what URLs answered about maintenances, and drains that begin
 
     # Commits and artifacts
-    attempt: Attempt = field(default_factory=Attempt)  # the result of judging the newest commit
+    acceptance: AcceptanceState = field(default_factory=AcceptanceState)  # the result of judging the newest commit
     is_newest_accepted: bool = False  # whether the newest commit is accepted
     is_caught_up: bool = False  # whether the newest commit is accepted after a gap, and the last fetch succeeded
     commit: Commit | None = None  # the accepted commit, if this instance may act for it
@@ -100,7 +100,7 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
         operator_requests.apply_stoppage(update, batch.stoppage)
     operator_requests.carry_out_requests(update, batch.requests, batch.commit, batch.held)
     update.events += batch.events
-    _apply_attempt(update, batch)
+    _apply_acceptance(update, batch)
     if batch.sightings is not None:
         _apply_sightings(update, batch.sightings)
     if batch.commit is not None:
@@ -162,21 +162,21 @@ def _apply_heartbeat(update: LedgerUpdate, batch: Batch, clock_state: ClockState
     )
 
 
-def _apply_attempt(update: LedgerUpdate, batch: Batch) -> None:
+def _apply_acceptance(update: LedgerUpdate, batch: Batch) -> None:
     """Record the result of judging the newest commit, and the effects of a newly accepted commit."""
-    attempt, accepted, steps = batch.attempt, batch.attempt.accepted, batch.attempt.steps
+    acceptance, accepted, steps = batch.acceptance, batch.acceptance.accepted, batch.acceptance.steps
     if batch.is_caught_up and update.facts.gap:
         update.set_facts(gap=False)
-    if attempt.searched is not None:
-        update.set_facts(searched=attempt.searched)
-    update.used_acknowledgements |= attempt.used_ack_ids
+    if acceptance.searched is not None:
+        update.set_facts(searched=acceptance.searched)
+    update.used_acknowledgements |= acceptance.used_ack_ids
     update.known_pairs |= steps.approved_bmcs
     is_newly_accepted = accepted is not None and accepted.revision != update.facts.accepted
     if is_newly_accepted or batch.is_newest_accepted:
         update.void_approvals = tuple(update.before.approvals)  # used, or for a commit that is no longer on the branch
     if accepted is None:
         return
-    update.set_facts(orders=attempt.orders, withheld=attempt.withheld)
+    update.set_facts(orders=acceptance.orders, withheld=acceptance.withheld)
     if not is_newly_accepted:
         return
     update.set_facts(
@@ -226,7 +226,7 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
             commit,
             batch.changed_servers,
             batch.installing,
-            batch.attempt.steps.introduced,
+            batch.acceptance.steps.introduced,
             removed=batch.removed_machines,
         )
     for uuid, pinned in batch.pins:

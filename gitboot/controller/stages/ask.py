@@ -77,13 +77,13 @@ def _wait_for_bmc_tasks(state: InstanceState, context: ReconcileContext) -> Inst
     try:
         with components.inbox.hold():
             state, intake = take_inputs(state, components.store, components.inbox, context.at)
-            ready = select_ready(intake, state.attempt, state.snapshot)
+            ready = select_ready(intake, state.acceptance, state.snapshot)
             batch = structs.replace(
-                build_batch(state, state.attempt, ready, (), context),
+                build_batch(state, state.acceptance, ready, (), context),
                 written_records=ready.written_records,
                 clearings=ready.clearings,
-                requests=tuple(each for each in ready.requests if each.action != APPROVE or state.attempt.is_judged),
-                held=state.attempt.held,
+                requests=tuple(each for each in ready.requests if each.action != APPROVE or state.acceptance.is_judged),
+                held=state.acceptance.held,
             )
             result = ledger_changes.apply_batch(state.snapshot, batch, context.at)
             ledger_snapshot.write_updates(components.store, (result.update,))

@@ -29,7 +29,7 @@ def plan(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """
     if (commit := state.commit) is None:
         # If no commit is accepted yet, keep the plans of the previous process.
-        return state if state.attempt.accepted is None else _clear_plans(state, context)
+        return state if state.acceptance.accepted is None else _clear_plans(state, context)
     state = _plan_until_now(state, commit, context)
     if (artifacts := context.components.inbox.artifacts) is None:
         return state
@@ -111,7 +111,7 @@ def _plan_servers(
     If the ledger cannot be written, gitboot also obeys a stop in the files that endpoints read.
     """
     changed = commit.select_server_names(state.unplanned) | find_changed_servers(state.plans.commit, commit)
-    stop = find_stop_scope(state.snapshot, commit, state.attempt.orders)
+    stop = find_stop_scope(state.snapshot, commit, state.acceptance.orders)
     has_asked = state.forge_report is None or state.forge_report.has_asked
     if stop is StopScope.NONE and state.snapshot.facts.gap and not has_asked:
         # The ledger was unused for a long time. Until the forge has responded, it may be an older copy.

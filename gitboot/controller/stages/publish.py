@@ -40,13 +40,13 @@ def publish(state: InstanceState, context: ReconcileContext) -> InstanceState:
             target.followers.publish_transition(min(transitions.next_due or context.at, context.at))
         if context.wait:
             target.followers.wait(_TARGET_WAIT_S)
-        attempt = state.attempt
+        acceptance = state.acceptance
         if (
-            attempt.published != attempt.evaluated
+            acceptance.published != acceptance.evaluated
             and state.ledger_error is None
             and state.publication.has_plans_for(commit)
         ):
-            state = structs.replace(state, attempt=structs.replace(attempt, published=attempt.evaluated))
+            state = structs.replace(state, acceptance=structs.replace(acceptance, published=acceptance.evaluated))
     if commit is not None and state.publication.complete and state.publication.is_placed:
         return structs.replace(state, waits_since=None, next_window_end=None)
     state = _end_windows(state, context)

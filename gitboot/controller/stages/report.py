@@ -7,8 +7,8 @@ from typing import Final
 
 from msgspec import structs
 
+from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.bmcs.schedule import find_machines_without_task
-from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.condition_rules import build_condition_events, conditions
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.reconcile_inputs import ReconcileContext
@@ -60,12 +60,12 @@ def report(state: InstanceState, context: ReconcileContext) -> InstanceState:
 
 def _find_next_due(state: InstanceState, context: ReconcileContext) -> datetime | None:
     """Return when the next reconcile is due, or None if only an event starts it."""
-    at, attempt, before = context.at, state.attempt, context.before.attempt
+    at, acceptance, before = context.at, state.acceptance, context.before.acceptance
     if state.ledger_error is not None:
         return min(at + LEDGER_RETRY, state.next_window_end or at + LEDGER_RETRY)
     # A commit can be judged by the records once all fetches of the earlier files have been processed.
-    may_judge = attempt.awaits_records and _list_progress_values(attempt) != _list_progress_values(before)
-    if may_judge or (context.is_approval_left and attempt.attempted is not None):
+    may_judge = acceptance.awaits_records and _list_progress_values(acceptance) != _list_progress_values(before)
+    if may_judge or (context.is_approval_left and acceptance.attempted is not None):
         return at
     if state.commit is not None and find_new_clearances(state, context.components.inbox.hooks, (), at):
         return at  # a drain begins
@@ -73,6 +73,6 @@ def _find_next_due(state: InstanceState, context: ReconcileContext) -> datetime 
     return min((due for due in (state.next_due(at), retry_at) if due is not None), default=None)
 
 
-def _list_progress_values(attempt: Attempt) -> tuple[object, ...]:
+def _list_progress_values(acceptance: AcceptanceState) -> tuple[object, ...]:
     """Return the values that determine whether gitboot can judge a held commit based on the records."""
-    return attempt.evaluated, attempt.published, attempt.log_read, attempt.is_log_unread
+    return acceptance.evaluated, acceptance.published, acceptance.log_read, acceptance.is_log_unread

@@ -8,6 +8,7 @@ from datetime import datetime
 from msgspec import structs
 
 from gitboot.bmc.identity import AnotherMachine, IdentityChanged
+from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.bmcs.schedule import (
     build_override_events,
     build_power_events,
@@ -15,7 +16,6 @@ from gitboot.controller.bmcs.schedule import (
     record_results,
     reschedule_now,
 )
-from gitboot.controller.commit_acceptance import Attempt
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
 from gitboot.controller.instance_state import InstanceState, can_plan
 from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Question, find_clearances
@@ -48,7 +48,7 @@ def take_in(state: InstanceState, context: ReconcileContext) -> InstanceState:
         state = structs.replace(
             state,
             snapshot=start.snapshot,
-            attempt=start.attempt,
+            acceptance=start.acceptance,
             plans=start.plans,
             publication=structs.replace(start.publication, complete=False),
             unplanned=start.unplanned,
@@ -58,11 +58,11 @@ def take_in(state: InstanceState, context: ReconcileContext) -> InstanceState:
         state = structs.replace(
             state, snapshot=structs.replace(read_ledger(store), published_records=state.snapshot.published_records)
         )
-        facts, accepted = state.snapshot.facts, state.attempt.accepted
+        facts, accepted = state.snapshot.facts, state.acceptance.accepted
         if accepted is not None and facts.accepted != accepted.revision:
             # The ledger stored the acceptance of another commit but reported an error, so the instance restores that
             # commit as after a start.
-            state = structs.replace(state, attempt=Attempt(orders=facts.orders, withheld=facts.withheld))
+            state = structs.replace(state, acceptance=AcceptanceState(orders=facts.orders, withheld=facts.withheld))
     state, context.intake = take_inputs(state, store, context.components.inbox, context.at)
     return state
 
@@ -102,8 +102,8 @@ def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
     The stage `learn` carries out requests to begin with records. After a start, an approval is carried out only after
     the newest commit has been judged again.
     """
-    intake, attempt, forge_report = context.intake, state.attempt, state.forge_report
-    waiting_actions = {BEGIN} if attempt.is_judged else {BEGIN, APPROVE}
+    intake, acceptance, forge_report = context.intake, state.acceptance, state.forge_report
+    waiting_actions = {BEGIN} if acceptance.is_judged else {BEGIN, APPROVE}
     context.is_approval_left = any(each.action == APPROVE for each in intake.requests if each.action in waiting_actions)
     # Whether the forge knew the change number that the ledger had when it was opened. This proves nothing if the ledger
     # was unused for a long time.
@@ -118,19 +118,19 @@ def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
             clock_state=state.clock_state,
             uptime=intake.uptime,
             is_externally_confirmed=intake.is_externally_confirmed or (is_known_to_forge and not state.was_unused),
-            has_transition=state.plans.is_due(context.at) or attempt.attempted is None,
+            has_transition=state.plans.is_due(context.at) or acceptance.attempted is None,
             unwritten_clock=state.unwritten_clock,
             written_records=intake.written_records,
             clearings=intake.clearings,
             requests=tuple(each for each in intake.requests if each.action not in waiting_actions),
             stoppage=intake.stoppage,
             events=tuple(_report_unproven_status(state, context)),
-            held=attempt.held,
+            held=acceptance.held,
         ),
         context.at,
     )
-    context.attempt, context.events = context.components.acceptor.accept(
-        attempt, context.request_changes.snapshot, context.at
+    context.acceptance, context.events = context.components.acceptor.accept(
+        acceptance, context.request_changes.snapshot, context.at
     )
     return state
 
@@ -158,37 +158,41 @@ def _report_unproven_status(state: InstanceState, context: ReconcileContext) -> 
 def learn(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Compute the changes to the ledger, without writing them."""
     snapshot = context.request_changes.snapshot
-    context.ready = select_ready(context.intake, context.attempt, snapshot)
+    context.ready = select_ready(context.intake, context.acceptance, snapshot)
     context.input_changes = ledger_changes.apply_batch(
-        snapshot, build_batch(state, context.attempt, context.ready, context.events, context), context.at
+        snapshot, build_batch(state, context.acceptance, context.ready, context.events, context), context.at
     )
     return state
 
 
-def select_ready(intake: Intake, attempt: Attempt, snapshot: LedgerSnapshot) -> Intake:
+def select_ready(intake: Intake, acceptance: AcceptanceState, snapshot: LedgerSnapshot) -> Intake:
     """Return the part of the inputs that this reconcile can process.
 
     BMC results and fetches wait until this instance plans from the accepted commit. Fetches also wait while the ledger
     is unverified.
     """
     without_fetches = structs.replace(intake, observations=(), spool_offsets=snapshot.spool_offsets)
-    if attempt.accepted is None or not can_plan(snapshot, attempt.accepted):
+    if acceptance.accepted is None or not can_plan(snapshot, acceptance.accepted):
         return structs.replace(without_fetches, results=())
-    return intake if find_unverified_reason(snapshot.facts, attempt.accepted.decisions) is None else without_fetches
+    return intake if find_unverified_reason(snapshot.facts, acceptance.accepted.decisions) is None else without_fetches
 
 
 def build_batch(
-    state: InstanceState, attempt: Attempt, ready: Intake, events: tuple[Event, ...], context: ReconcileContext
+    state: InstanceState,
+    acceptance: AcceptanceState,
+    ready: Intake,
+    events: tuple[Event, ...],
+    context: ReconcileContext,
 ) -> ledger_changes.Batch:
-    """Build the batch for `ledger_changes.apply_batch` from an attempt and the ready inputs."""
-    accepted, snapshot, at, components = attempt.accepted, state.snapshot, context.at, context.components
+    """Build the batch for `ledger_changes.apply_batch` from the acceptance state and the ready inputs."""
+    accepted, snapshot, at, components = acceptance.accepted, state.snapshot, context.at, context.components
     if accepted is None:
         return ledger_changes.Batch(events=events)
-    is_newest_accepted = components.acceptor.is_newest_accepted(attempt)
+    is_newest_accepted = components.acceptor.is_newest_accepted(acceptance)
     batch = ledger_changes.Batch(
         clock_state=state.clock_state,
         uptime=ready.uptime,
-        attempt=attempt,
+        acceptance=acceptance,
         is_newest_accepted=is_newest_accepted,
         is_caught_up=snapshot.facts.gap
         and state.fetched is not None
@@ -205,7 +209,7 @@ def build_batch(
         batch,
         commit=accepted,
         requests=tuple(each for each in ready.requests if each.action == BEGIN),
-        changed_servers=find_changed_servers(planned_commit, attempt.offered or accepted) | unplanned,
+        changed_servers=find_changed_servers(planned_commit, acceptance.offered or accepted) | unplanned,
         removed_machines=find_departed_machines(planned_commit, accepted) if snapshot.recorded_commit else None,
         installing=state.plans.begun.keys() | unplanned,
         fetches=match_fetches(components.store, ready.observations, state.keys),
@@ -251,14 +255,14 @@ def _list_bmc_evidence(ready: Intake, state: InstanceState) -> Iterator[BmcEvide
 
 def write_ledger(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Write the changes to the ledger, then adopt the accepted commit. Raises `LedgerError`."""
-    attempt = structs.replace(context.attempt, is_log_unread=context.components.inbox.fetch_log_error is not None)
+    acceptance = structs.replace(context.acceptance, is_log_unread=context.components.inbox.fetch_log_error is not None)
     results = context.request_changes, context.input_changes
     write_updates(context.components.store, [result.update for result in results])
-    if attempt.published == state.attempt.published and not attempt.is_log_unread:
+    if acceptance.published == state.acceptance.published and not acceptance.is_log_unread:
         # All fetches from before the publication are processed now.
-        attempt = structs.replace(attempt, log_read=attempt.published)
-    attempt = context.components.acceptor.adopt(attempt)
-    state = structs.replace(state, attempt=attempt, before_resume=None, unwritten_clock=None)
+        acceptance = structs.replace(acceptance, log_read=acceptance.published)
+    acceptance = context.components.acceptor.adopt(acceptance)
+    state = structs.replace(state, acceptance=acceptance, before_resume=None, unwritten_clock=None)
     return apply_changes(state, results, context.ready, context)
 
 
@@ -287,12 +291,12 @@ def apply_changes(
 
 def resume(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Restore the last accepted commit if the ledger has not been writable since the start."""
-    if state.attempt.accepted is not None or not state.snapshot.is_trusted:
+    if state.acceptance.accepted is not None or not state.snapshot.is_trusted:
         return state
-    attempt = context.components.acceptor.resume(state.attempt, state.snapshot, context.at)
-    if attempt.accepted is None:
+    acceptance = context.components.acceptor.resume(state.acceptance, state.snapshot, context.at)
+    if acceptance.accepted is None:
         return state  # the commit is still being evaluated, or is not in the clone
     # The records of the commit's servers were updated before the start, so `recorded_commit` must not be None.
     return structs.replace(
-        state, attempt=attempt, snapshot=structs.replace(state.snapshot, recorded_commit=""), before_resume=state
+        state, acceptance=acceptance, snapshot=structs.replace(state.snapshot, recorded_commit=""), before_resume=state
     )

@@ -294,7 +294,7 @@ def test_an_acknowledged_revert_waits_until_the_fetches_are_read(parts: Parts, r
     bad = planned(parts, "web03")
     repository.push(documents())
     reconcile_at(parts, 3)
-    candidate = require_value(parts.reconciler.state.attempt.candidate)
+    candidate = require_value(parts.reconciler.state.acceptance.candidate)
     fetch(parts, bad, 3)
     line = f"Gitboot-Ack: {candidate.verdict.digest} maxReinstalls"
     revert = repository.push({"README.md": "Taken back."}, f"Take the bad image back\n\n{line}")
