@@ -21,8 +21,8 @@ from msgspec import Struct
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import get_results_cache, limit_evaluation
 from gitboot.cli.options import combine_options, current_time, read_operator_name, selector_option, state_option
-from gitboot.controller.instance import assembly
-from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offline
+from gitboot.controller.instance import offline_instance
+from gitboot.controller.instance.offline_instance import OfflineInstance, carry_out_offline
 from gitboot.controller.instance.state_directory import (
     LEDGER,
     SPOOL,
@@ -152,7 +152,7 @@ class StateReader(Struct, frozen=True):
         return read_status(self.folder)
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        with assembly.open_offline(
+        with offline_instance.open_offline(
             self.folder, self.at, on_begin=self.set_limits, results=get_results_cache()
         ) as instance:
             records = {machine.uuid: instance.snapshot.record(machine.uuid) for machine in machines}
@@ -222,7 +222,7 @@ def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
     with ExitStack() as stack:
         with limit_evaluation() as set_limits:
             instance = stack.enter_context(
-                assembly.open_offline(state, at, on_begin=set_limits, results=get_results_cache())
+                offline_instance.open_offline(state, at, on_begin=set_limits, results=get_results_cache())
             )
         yield instance
 

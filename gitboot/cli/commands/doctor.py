@@ -56,7 +56,7 @@ from gitboot.system_clock import ClockState, read_clock_state
 from gitboot.text import format_count, format_names, quote_words
 
 if TYPE_CHECKING:
-    from gitboot.controller.instance.assembly import OfflineInstance
+    from gitboot.controller.instance.offline_instance import OfflineInstance
 
 
 @click.command(
