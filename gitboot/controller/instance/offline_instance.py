@@ -60,7 +60,7 @@ def open_offline(
         whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
         # Read the keys if the file exists, but never create keys here.
         has_keys = (directory / state_directory.TOKEN_KEYS).exists()
-        keys = state_directory.token_keys(directory, at, was_keyless=False) if has_keys else NO_KEYS
+        keys = state_directory.read_or_create_token_keys(directory, at, was_keyless=False) if has_keys else NO_KEYS
         stored = _read_offline_ledger(store)
         commit = whole.select_site(stored.facts.site or None)
         batch = Batch(commit=commit, changed_servers=tuple(commit.decisions.servers))

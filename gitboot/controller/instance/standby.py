@@ -454,7 +454,7 @@ def prepare(settings: Settings, *, clock: Callable[[], datetime], warn: Callable
         # Ignore the ledger's results of artifact checks, because they come from the other host.
         checks_artifacts = settings.artifacts.check is not CheckAssets.OFF
         snapshot = structs.replace(read_ledger(store), sightings={} if checks_artifacts else None)
-        keys = state_directory.token_keys(copy, at, was_keyless=False)
+        keys = state_directory.read_or_create_token_keys(copy, at, was_keyless=False)
         state = checkpoint.resume(InstanceState(snapshot=snapshot, keys=keys))
         commit = _evaluate_accepted(settings, accepted, state.plans.commit, cache)
         state = _publish_without_halted(state, commit, tree, at)

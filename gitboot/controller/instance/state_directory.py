@@ -407,7 +407,7 @@ class _KeyLine(NamedTuple):
         return f"{format_instant(self.since)} {self.key.hex() if self.key is not None else _NO_KEY}\n"
 
 
-def token_keys(directory: Path, at: datetime, *, was_keyless: bool) -> TokenKeys:
+def read_or_create_token_keys(directory: Path, at: datetime, *, was_keyless: bool) -> TokenKeys:
     """Read the token keys of an instance. If there is no key file, create a file with a new key.
 
     The last line of the file contains the current key. ``was_keyless`` means that tokens were published without a key
@@ -448,7 +448,7 @@ def load_token_keys(
                 warning=True,
             )
         )
-    keys = token_keys(directory, at, was_keyless=facts.accepted is not None and not facts.keyed)
+    keys = read_or_create_token_keys(directory, at, was_keyless=facts.accepted is not None and not facts.keyed)
     if is_shared:
         lines = tuple((directory / TOKEN_KEYS).read_text("ascii").splitlines())
         if instance_tables.read_token_keys(store) != lines:

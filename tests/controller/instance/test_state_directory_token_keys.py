@@ -15,7 +15,7 @@ import pytest
 from pyrage.x25519 import Identity
 
 from gitboot.cli.main import Exit
-from gitboot.controller.instance.state_directory import EARLIER_KEY_LIFETIME, token_keys
+from gitboot.controller.instance.state_directory import EARLIER_KEY_LIFETIME, read_or_create_token_keys
 from gitboot.endpoint.age_encryption import encrypt
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation
@@ -62,29 +62,29 @@ def files(text: str = REPORTING_DATA) -> dict[str, str]:
 
 
 def test_t6_a_token_key_is_made_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
-    first = token_keys(tmp_path, NOON, was_keyless=False)
-    assert token_keys(tmp_path, NOON + timedelta(days=1), was_keyless=True) == first
+    first = read_or_create_token_keys(tmp_path, NOON, was_keyless=False)
+    assert read_or_create_token_keys(tmp_path, NOON + timedelta(days=1), was_keyless=True) == first
     assert first.key is not None and len(first.key) == 32 and first.earlier == ()
     file = tmp_path / "token-keys"
     assert file.stat().st_mode & 0o777 == 0o600
     file.unlink()
-    assert token_keys(tmp_path, NOON, was_keyless=False).key != first.key
+    assert read_or_create_token_keys(tmp_path, NOON, was_keyless=False).key != first.key
 
 
 def test_t6_only_users_of_the_shared_group_can_read_the_key(tmp_path: Path) -> None:
     """On OpenShift, an instance runs as another user at each start."""
     tmp_path.chmod(0o2770)
-    made = token_keys(tmp_path, NOON, was_keyless=False)
+    made = read_or_create_token_keys(tmp_path, NOON, was_keyless=False)
     assert (tmp_path / "token-keys").stat().st_mode & 0o777 == 0o640
-    assert token_keys(tmp_path, NOON, was_keyless=False) == made
+    assert read_or_create_token_keys(tmp_path, NOON, was_keyless=False) == made
 
 
 def test_t6_an_earlier_token_key_counts_for_a_day(tmp_path: Path) -> None:
     """A person appends a line."""
-    first = token_keys(tmp_path, NOON, was_keyless=True)
+    first = read_or_create_token_keys(tmp_path, NOON, was_keyless=True)
     with (tmp_path / "token-keys").open("a") as file:
         file.write(f"2026-11-25T12:00:00Z {'ab' * 32}\n")
-    keys = token_keys(tmp_path, NOON, was_keyless=False)
+    keys = read_or_create_token_keys(tmp_path, NOON, was_keyless=False)
     assert keys.key == bytes.fromhex("ab" * 32)
     assert [each.key for each in keys.earlier] == [None, first.key]
     assert (
@@ -111,7 +111,7 @@ def test_t6_an_earlier_token_key_counts_for_a_day(tmp_path: Path) -> None:
 def test_t6_another_file_is_rejected_and_not_shown(tmp_path: Path, text: str, word: str) -> None:
     (tmp_path / "token-keys").write_text(text, "latin-1")
     with pytest.raises(UsageError, match=re.escape(word)) as refused:
-        token_keys(tmp_path, NOON, was_keyless=False)
+        read_or_create_token_keys(tmp_path, NOON, was_keyless=False)
     assert "abab" not in str(refused.value)
     assert (tmp_path / "token-keys").read_text("latin-1") == text
 
@@ -287,7 +287,7 @@ def test_t6_a_stranger_who_knows_all_of_git_can_report_nothing_and_gets_no_secre
         eventually(lambda: steps(instance) == {"Provisioned": 1})
         assert instance.get(urls["join"]).status_code == 404
         pages = [instance.get(f"/api/v1/{page}").content for page in ("status", "servers", "servers/web01/plan")]
-    key = require_value(token_keys(tmp_path / "state", NOON, was_keyless=False).key)
+    key = require_value(read_or_create_token_keys(tmp_path / "state", NOON, was_keyless=False).key)
     for where, content in (*read_values(tmp_path, instance), *(("a page", page) for page in pages)):
         assert key not in content and key.hex().encode() not in content, where
 
