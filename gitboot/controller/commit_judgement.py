@@ -456,7 +456,8 @@ class CommitJudge:
 
     def _judge_changes(self, path: _Path, old: int, new: int, evaluated: EvaluationResult) -> Verdict:
         """Return the guards' verdict on one step, ignoring acknowledgements."""
-        ahead, snapshot, base, commit = path.ahead, path.snapshot, path.commits[old], evaluated.commit
+        ahead, snapshot = path.ahead, path.snapshot
+        base, commit = path.commits[old], evaluated.commit
         changes, arrivals = evaluated.extent, evaluated.new_decisions
         limits = self._limits.tighten(commit.fleet.guards)
         if base is not None:  # the previous guards also judge a commit that loosens the guards

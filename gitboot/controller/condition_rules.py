@@ -221,17 +221,15 @@ def _find_acceptance_conditions(state: InstanceState) -> Iterator[Finding]:
     elif acceptance.accepted is not None and acceptance.accepted.revision == acceptance.attempted:
         yield "CommitAccepted", True, "Valid", format_accepted_commit(acceptance.accepted, acceptance.signer)
     elif acceptance.problems:
-        is_untrusted = acceptance.problems[0].code is Code.UNTRUSTED
-        consequence = ""
-        if served:
-            until_then = "Until then, gitboot serves" if acceptance.is_unevaluated else "gitboot still serves"
-            consequence = f". {until_then} commit {served}"
-        yield (
-            "CommitAccepted",
-            False,
-            "NotEvaluated" if acceptance.is_unevaluated else "Untrusted" if is_untrusted else "Invalid",
-            f"{format_rejection(acceptance)}{consequence}{failed_resume}",
-        )
+        rejection = format_rejection(acceptance)
+        until_then = f". Until then, gitboot serves commit {served}" if served else ""
+        stays = f". gitboot still serves commit {served}" if served else ""
+        if acceptance.is_unevaluated:
+            yield "CommitAccepted", False, "NotEvaluated", f"{rejection}{until_then}{failed_resume}"
+        elif acceptance.problems[0].code is Code.UNTRUSTED:
+            yield "CommitAccepted", False, "Untrusted", f"{rejection}{stays}{failed_resume}"
+        else:
+            yield "CommitAccepted", False, "Invalid", f"{rejection}{stays}{failed_resume}"
     if (missing_commit := acceptance.missing_commit) is not None and missing_commit.servers:
         commit, servers = missing_commit.commit[:12], format_count(missing_commit.servers, "server")
         message = (
@@ -421,12 +419,11 @@ def _find_endpoint_conditions(state: InstanceState) -> Iterator[Finding]:
     hung = f", {endpoints.hung} {'does' if endpoints.hung == 1 else 'do'} not respond" if endpoints.hung else ""
     replaces = "" if is_whole else ". gitboot replaces failed endpoints automatically"
     running = f"{format_count(endpoints.expected, 'endpoint')} {'is' if endpoints.alive == 1 else 'are'} running"
-    yield (
-        "Serving",
-        is_whole,
-        "Running" if is_whole else "NotResponding" if endpoints.hung else "Restarting",
-        f"{endpoints.alive} of {running}{hung}{restarts}{replaces}",
-    )
+    message = f"{endpoints.alive} of {running}{hung}{restarts}{replaces}"
+    if is_whole:
+        yield "Serving", True, "Running", message
+    else:
+        yield "Serving", False, "NotResponding" if endpoints.hung else "Restarting", message
     if endpoints.unread:
         yield (
             "CredentialsReadable",

@@ -323,28 +323,16 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
 
     A server also differs if its withheld boots differ.
     """
-    servers, machines = now.decisions.servers, now.machines
+    servers = now.decisions.servers
     if before is None:
         return frozenset(servers)
-    old_servers, old_machines = before.decisions.servers, before.machines
     if before.revision == now.revision:
         changed = frozenset[str]()
     elif before.revision == now.base:
         changed = now.touched
     else:
-        changed = frozenset(
-            name
-            for name in old_servers.keys() | servers.keys()
-            if (old := old_servers.get(name)) is None
-            or (new := servers.get(name)) is None
-            or old.digest != new.digest
-            or old.proofs != new.proofs
-            or old_machines[old.uuid] != machines[new.uuid]
-            or before.sites.get(name) != now.sites.get(name)
-            or before.labels[name] != now.labels[name]
-            or before.written.get(name) != now.written.get(name)
-            or before.decisions.networks[name] != now.decisions.networks[name]
-        )
+        names = before.decisions.servers.keys() | servers.keys()
+        changed = frozenset(name for name in names if _has_server_changed(before, now, name))
     differently_withheld = [
         uuid
         for uuid in before.withheld.keys() | now.withheld.keys()
@@ -353,6 +341,21 @@ def find_changed_servers(before: Commit | None, now: Commit) -> frozenset[str]:
     if not differently_withheld:
         return changed
     return changed | before.select_server_names(differently_withheld) | now.select_server_names(differently_withheld)
+
+
+def _has_server_changed(before: Commit, now: Commit, name: str) -> bool:
+    old, new = before.decisions.servers.get(name), now.decisions.servers.get(name)
+    return (
+        old is None
+        or new is None
+        or old.digest != new.digest
+        or old.proofs != new.proofs
+        or before.machines[old.uuid] != now.machines[new.uuid]
+        or before.sites.get(name) != now.sites.get(name)
+        or before.labels[name] != now.labels[name]
+        or before.written.get(name) != now.written.get(name)
+        or before.decisions.networks[name] != now.decisions.networks[name]
+    )
 
 
 def find_departed_machines(before: Commit | None, now: Commit) -> frozenset[SystemUuid] | None:

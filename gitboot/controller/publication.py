@@ -123,7 +123,10 @@ class LedgerOfferRecorder:
 
         If ``ledger_error`` is not None, recording offers fails.
         """
-        self._store, self._facts, self._at, self._ledger_error = store, facts, at, ledger_error
+        self._store = store
+        self._facts = facts
+        self._at = at
+        self._ledger_error = ledger_error
 
     def record_offers(
         self, states: Mapping[str, ServerState], dates: Mapping[str, Sequence[DatedPath]]

@@ -451,7 +451,8 @@ def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence:
 
     The operating system must have started after the override was set or the boot was fetched.
     """
-    plan, policy, uuid, observed = state.plan, state.decision.policy, state.decision.uuid, bmc_evidence.observed
+    plan, policy, uuid = state.plan, state.decision.policy, state.decision.uuid
+    observed = bmc_evidence.observed
     if (
         plan is None
         or plan.key is None

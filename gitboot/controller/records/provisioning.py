@@ -622,14 +622,14 @@ def find_lowered_servers(base: Commit, commit: Commit) -> dict[SystemUuid, str]:
 
     The result includes machines whose motherboard the commit replaces.
     """
-    return {
-        before.uuid: machine.name
-        for machine in commit.select_machines(find_changed_servers(base, commit))
-        for uuid in (machine.uuid, machine.replaces)
-        if uuid is not None
-        and (before := base.machines.get(uuid)) is not None
-        and commit.decisions.servers[machine.name].provision < base.decisions.servers[before.name].provision
-    }
+    lowered: dict[SystemUuid, str] = {}
+    for machine in commit.select_machines(find_changed_servers(base, commit)):
+        provision = commit.decisions.servers[machine.name].provision
+        for uuid in (machine.uuid, machine.replaces):
+            before = base.machines.get(uuid) if uuid is not None else None
+            if before is not None and provision < base.decisions.servers[before.name].provision:
+                lowered[before.uuid] = machine.name
+    return lowered
 
 
 def list_servers_to_install(snapshot: LedgerSnapshot, decisions: Decisions) -> tuple[str, ...]:

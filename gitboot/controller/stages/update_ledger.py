@@ -185,7 +185,8 @@ def build_batch(
     context: ReconcileContext,
 ) -> ledger_changes.Batch:
     """Build the batch for `ledger_changes.apply_batch` from the acceptance state and the ready inputs."""
-    accepted, snapshot, at, components = acceptance.accepted, state.snapshot, context.at, context.components
+    accepted, snapshot = acceptance.accepted, state.snapshot
+    at, components = context.at, context.components
     if accepted is None:
         return ledger_changes.Batch(events=events)
     is_newest_accepted = components.acceptor.is_newest_accepted(acceptance)
