@@ -228,7 +228,7 @@ def _record_fetch(update: LedgerUpdate, fetch: Fetch, commit: Commit, kind: flee
 
 
 def _record_report(update: LedgerUpdate, fetch: Fetch, kind: fleet.Evidence) -> None:
-    """Record an installer's report that the installation is complete or failed. Only new reports have an effect."""
+    """Record an installer's report that the installation is complete or failed. An outdated report causes an event."""
     offer, observation = fetch.offer, fetch.observation
     before = update.record(offer.uuid)
     if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
@@ -289,7 +289,7 @@ def accept_fetches_without_task(update: LedgerUpdate, uuids: Iterable[SystemUuid
 
 
 def awaits_progress(snapshot: LedgerSnapshot, state: ServerState, kind: fleet.Evidence) -> bool:
-    """Return whether only the boot progress that a BMC reports can prove the server's current installation."""
+    """Return whether gitboot waits for the boot progress of a server that has probably booted the installer."""
     plan, uuid = state.plan, state.decision.uuid
     record = snapshot.stored_record(uuid)
     return (
