@@ -177,7 +177,7 @@ class CommitAcceptor:
     def adopt(self, acceptance: AcceptanceState) -> AcceptanceState:
         """Record the accepted commit in the clone. The ledger must already contain the commit."""
         self._is_search_stored = self._has_searched
-        if attempt.accepted is not None:
+        if acceptance.accepted is not None:
             self._checkpoint_commit = None
         try:
             return self._adopt_commit(acceptance)

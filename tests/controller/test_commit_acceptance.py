@@ -186,7 +186,7 @@ def test_the_accepted_commit_is_evaluated_once_while_the_ledger_cannot_be_writte
     before = applied(parts)
     repository.push(documents("flatcar-2"))
     reconcile_once(parts)
-    parts.reconciler.state = structs.replace(parts.reconciler.state, attempt=Attempt())  # as after a start
+    parts.reconciler.state = structs.replace(parts.reconciler.state, acceptance=AcceptanceState())  # as after a start
     evaluated: list[Revision] = []
     evaluate = InProcessEvaluator.evaluate
 
