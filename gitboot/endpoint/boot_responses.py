@@ -207,16 +207,7 @@ class BootResponses:
             return None
         content = self._read_content(located, version.content)
         disk_write, delivery = version.writes, lookup.kind.delivery
-        guarded_path = None
-        if disk_write is not None or (version.digest is not None and version.role is not Role.OFFER):
-            guarded_path = GuardedPath(
-                server=located.state.server,
-                path=lookup.path,
-                role=version.role,
-                digest=version.digest,
-                identity_values=located.state.shows,
-                disk_write=disk_write,
-            )
+        guarded_path = _build_guarded_path(located, lookup, version)
         etag = f'"{version.content}"'.encode() if delivery.has_etag and guarded_path is None else None
         if version.role is Role.REPORT:
             reply = NO_CONTENT
@@ -377,6 +368,20 @@ class BootResponses:
             file=file.file,
             signature=file.signature,
         )
+
+
+def _build_guarded_path(located: LocatedServer, lookup: PathLookup, version: PathVersion) -> GuardedPath | None:
+    """Return what the boot gate checks before a path is served, or None if all clients may fetch the path."""
+    if version.writes is None and (version.digest is None or version.role is Role.OFFER):
+        return None
+    return GuardedPath(
+        server=located.state.server,
+        path=lookup.path,
+        role=version.role,
+        digest=version.digest,
+        identity_values=located.state.shows,
+        disk_write=version.writes,
+    )
 
 
 def _build_unplanned_response(

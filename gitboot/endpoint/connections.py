@@ -52,9 +52,9 @@ class ConnectionLimits:
         self,
         max_idle: float = inf,
         is_proxy: Callable[[str | None], bool] = lambda _: False,
-        client: Callable[[Scope], str | None] = lambda _: None,
+        find_client: Callable[[Scope], str | None] = lambda _: None,
     ) -> None:
-        self.is_proxy, self.client = is_proxy, client
+        self.is_proxy, self.find_client = is_proxy, find_client
         self.idle: ClientQuota[ClosableConnection] = ClientQuota(
             lambda connection: connection.try_close(even_if_sending=False),
             limit_per_address=max_idle,
@@ -291,7 +291,7 @@ class Connection(HttpToolsProtocol):
         self._is_answering = self._has_cycle = True
         self._limits.idle.remove(self)
         if self._is_from_proxy:
-            self._limits.all.add(self, self._limits.client(dict(self.scope)))
+            self._limits.all.add(self, self._limits.find_client(dict(self.scope)))
         super().on_headers_complete()
         self.cycle.transport = _TitleCaseTransport(self._client, self.cycle)  # type: ignore[assignment]
 

@@ -37,9 +37,9 @@ _PARAMETER: Final = re.compile(
 _LOGIN_END: Final = re.compile(r"@[^@&=/?]*[/?]")
 # secrets for which libpq has no file that gitboot could read
 _OTHER_SECRETS: Final = {"oauth_client_secret", "scram_client_key", "scram_server_key", "sslpassword"}
-_MARK_BYTES: Final = 64
-_PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
 _HOSTS: Final = re.compile(r"(?:(?:\[[^]]*\]|[^][:,]*)(?::[0-9]*)?(?:,|\Z))*")
+_PROGRESS: Final = "SELECT name, value FROM facts WHERE name IN ('identity', 'changes')"
+_MARK_BYTES: Final = 64  # the size of a mark file
 
 
 class PostgresAddress(Struct, frozen=True, kw_only=True):
