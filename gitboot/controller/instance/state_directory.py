@@ -315,13 +315,14 @@ def make_private(directory: Path) -> Iterator[None]:
     directory with the setgid bit is deliberately shared with its group, as in Kubernetes and OpenShift, where the user
     of a container can change.
 
-    Raises `UsageError` if a file is a symlink, or if others or a group to which this process does not belong may write
-    to the file. Such users could have changed the ledger.
+    Raises `UsageError` if only other programs have files in the directory, if a file is a symlink, or if others or a
+    group to which this process does not belong may write to the file. Such users could have changed the ledger.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Others have no access. A group that shares the directory has full access.
         mask = 0o007 if _is_shared(directory.stat()) else 0o077
+        _check_has_only_own_files(directory, mask)
         _restrict_access(directory, directory.stat(), mask)
         for path in (directory / name for name in _NAMES):
             with suppress(FileNotFoundError):
@@ -338,6 +339,21 @@ def make_private(directory: Path) -> Iterator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def _check_has_only_own_files(directory: Path, mask: int) -> None:
+    """Raise `UsageError` if other users have access to a directory that contains only files of other programs.
+
+    Without this check, a wrong path such as /var/lib would become inaccessible to all other programs.
+    """
+    names = set(os.listdir(directory)) - {"lost+found"}  # a new file system contains this folder
+    is_foreign = names and names.isdisjoint((*_NAMES, CACHE, SPOOL, WITHDRAWALS))
+    if is_foreign and stat.S_IMODE(directory.stat().st_mode) & mask:
+        raise UsageError(
+            f"{directory} contains {quote_words(min(names))}, which gitboot did not create: use a directory that "
+            f"contains only the state of this instance. If no other program uses {directory}, run chmod 700 "
+            f"{quote_words(directory)}"
+        )
 
 
 def choose_file_mode(directory: Path) -> int:

@@ -120,6 +120,24 @@ def test_t7_files_that_an_older_gitboot_left_open_are_closed(folder: Path) -> No
         assert mode(state / "repository.git") == 0o700
 
 
+def test_a_directory_of_other_programs_is_rejected_as_state_and_stays_accessible(folder: Path) -> None:
+    state = folder / "lib"
+    (state / "postgresql").mkdir(parents=True)
+    state.chmod(0o755)
+    with (
+        pytest.raises(UsageError, match="contains postgresql, which gitboot did not create") as caught,
+        make_private(state),
+    ):
+        pass
+    assert mode(state) == 0o755 and f"run chmod 700 {state}" in str(caught.value)
+    for name in ("spool", "ledger.sqlite"):
+        (state / name).mkdir()
+        with make_private(state):
+            assert mode(state) == 0o700
+        (state / name).rmdir()
+        state.chmod(0o755)
+
+
 @needs_root
 @pytest.mark.parametrize(
     ("owner", "group", "rights", "refused"),
