@@ -33,14 +33,16 @@ from gitboot.publish.signed_list import parse_list_version
 from gitboot.publish.signed_list_check import ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.targets.folder import TargetFolder
-from gitboot.publish.targets.followed_tree import FollowedTree, RaceError, TargetFile
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     FileCallback,
     FileConflict,
     FileStore,
+    FollowedTree,
+    RaceError,
     StoredFile,
     StoreTarget,
+    TargetFile,
     find_outdated_servers,
 )
 from gitboot.publish.tree_reader import PENDING, read_state

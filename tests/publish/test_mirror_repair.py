@@ -24,10 +24,9 @@ from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import TOLERANCE
 from gitboot.publish.targets.folder import TargetFolder
-from gitboot.publish.targets.followed_tree import FollowedTree, TargetFile
 from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
-from gitboot.publish.targets.sync_steps import StoreTarget
+from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget, TargetFile
 from gitboot.publish.tree_changes import WindowEnds, end_windows
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.endpoints import ALWAYS, ENTRY, MAC, REPAIR, Site, plan_fleet

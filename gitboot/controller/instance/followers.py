@@ -19,7 +19,6 @@ from gitboot.ledger.store import Store
 from gitboot.publish.manifest import compute_digest
 from gitboot.publish.targets import folder as folder_target
 from gitboot.publish.targets.folder import build_folder_opener
-from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.follower import (
     BranchAddress,
     FolderAddress,
@@ -30,7 +29,7 @@ from gitboot.publish.targets.follower import (
     TargetStore,
 )
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import StoreTarget
+from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
 from gitboot.status.instance_status import TargetStatus
 
 

@@ -18,8 +18,17 @@ from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LockedByAnother, OperatorError, TemporaryError, UsageError
-from gitboot.publish.targets.followed_tree import FollowedTree, RaceError, TreeSummary
-from gitboot.publish.targets.sync_steps import Shard, TargetContent, TargetHead, TargetStep, apply_step, plan_next_step
+from gitboot.publish.targets.sync_steps import (
+    FollowedTree,
+    RaceError,
+    Shard,
+    TargetContent,
+    TargetHead,
+    TargetStep,
+    TreeSummary,
+    apply_step,
+    plan_next_step,
+)
 from gitboot.status.instance_status import TargetStatus
 from gitboot.text import redact_url
 
@@ -220,8 +229,7 @@ class Follower:
             self._target_content = None  # if `apply` fails, the next attempt reads the target again
             self._target.apply(step, target_content, self._tree)
             self._target_content = apply_step(target_content, step)
-            if not self._tree.has_faults:
-                self._race_count = 0
+            self._race_count = 0
             summary = self._tree.read_summary()
         return summary
 

@@ -13,10 +13,10 @@ from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.fleet.revision import Revision
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.publish.manifest import compute_digest
-from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.sync_steps import HEAD as HEAD_PATH  # not a head of Git
 from gitboot.publish.targets.sync_steps import (
     UNLISTED,
+    FollowedTree,
     Shard,
     TargetContent,
     TargetHead,

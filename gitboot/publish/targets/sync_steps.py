@@ -2,38 +2,45 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import Annotated, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct, field, structs
 
 from gitboot import __version__
-from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError
+from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError, TemporaryError
 from gitboot.jsonio import build_json_decoder, encode_canonical
-from gitboot.publish.manifest import MANIFEST, compute_digest
-from gitboot.publish.targets.followed_tree import (
-    LIST,
-    SHARED,
-    BootPath,
-    FollowedTree,
-    RaceError,
-    ServerFiles,
-    Sha256,
-    TargetFile,
-    TreeSummary,
+from gitboot.publish.manifest import (
+    MANIFEST,
+    compute_digest,
+    leaf_path,
+    node_path,
+    parse_digests,
+    parse_listing,
+    render_listing,
 )
-from gitboot.render.endpoint_files import ListedFile
-from gitboot.render.paths import BOOT, Stage, is_content, publication_stage
+from gitboot.publish.manifest import SHARED as SHARED_LISTING
+from gitboot.publish.manifest import parse_head as parse_tree_head
+from gitboot.render.endpoint_files import ListedFile, PublishedServer, parse_state, state_path
+from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Role, Stage, is_content, publication_stage
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
 CONTESTED: Final = "ops/contested.json"
+SHARED: Final = ""  # this text replaces a server name for files that do not belong to a server
+LIST: Final = ".list"  # this text replaces a server name for the signed list; a server cannot have this name
 _T = TypeVar("_T")
 _Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # the number of a shard
+_Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+# Without this pattern, anyone who can write to a target could list files outside of the folder for machines.
+_Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _ContestedPath = Annotated[str, msgspec.Meta(pattern=r"\A(?:boot|ops/shards)(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _SHARDS: Final = "ops/shards/"
 _MAX_CONTESTED: Final = 20_000  # each `load` reads these files; a step has about 2,000 scripts, or 10,000 with rsync
@@ -42,7 +49,37 @@ _MAX_SHARDS_BYTES: Final = 1 << 30  # the maximum size of all shards of a target
 _MAX_SERVERS: Final = 200
 
 
+class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The files of one server, or the files that do not belong to any server. All of these files change together."""
+
+    state: str  # the digest of the server's state
+    files: Mapping[_Path, _Digest]  # sha256 by path below the output directory
+    withheld: bool = False  # whether a one-time boot was omitted, because no endpoint would record it
+
+
 Shard = Mapping[str, ServerFiles]  # by server
+
+
+def build_server_files(digest: str, state: PublishedServer) -> ServerFiles:
+    """Return the files that a target serves for one server. ``digest`` is the digest of the server's state.
+
+    `gitboot.render.boot_files` has already omitted one-time boots that copies may not serve.
+    """
+    boots = [
+        version.writes
+        for versions in state.paths.values()
+        for version in versions[:1]
+        if version.content is not None
+        and version.role in (Role.BOOT_SCRIPT, Role.OFFER)
+        and version.writes is not None
+        and version.writes.once
+        and not version.writes.in_copies
+    ]
+    return ServerFiles(
+        digest,
+        {path: each.sha256 for path, each in state.files.items() if path.startswith(BOOT)},
+        withheld=bool(boots) and all(writes.hop is None for writes in boots),
+    )
 
 
 class TargetHead(Struct, frozen=True, kw_only=True):
@@ -52,7 +89,7 @@ class TargetHead(Struct, frozen=True, kw_only=True):
     commit: str
     gitboot: str  # the version of gitboot
     writer: str  # the random number of the process that writes to the target
-    shards: Mapping[_Number, Sha256] = field(default_factory=dict)  # sha256 of the shards, by number
+    shards: Mapping[_Number, _Digest] = field(default_factory=dict)  # sha256 of the shards, by number
     format: Literal[1] = 1
 
 
@@ -111,7 +148,7 @@ def _build_parser(kind: type[_T], fault: str) -> Callable[[bytes], _T]:
 parse_head: Final = _build_parser(TargetHead, "the file is not a target head in format 1")
 parse_units: Final = _build_parser(dict[str, ServerFiles], "the file is not a target shard")
 # parses the list of the files at a target that are in no shard
-parse_unlisted: Final = _build_parser(frozenset[BootPath], "the file is not a list of paths")
+parse_unlisted: Final = _build_parser(frozenset[_Path], "the file is not a list of paths")
 _parse_contested: Final = _build_parser(list[_ContestedPath], "the file is not a list of paths")
 
 
@@ -137,6 +174,11 @@ class FileConflict(Exception):
 class StoredFile(NamedTuple):
     content: bytes
     version: str | None  # the version for `replace`; None: the store has no versions
+
+
+class TargetFile(NamedTuple):
+    content: bytes
+    modified: int  # in seconds since 1970; a web server sends it as Last-Modified
 
 
 ReadFile = Callable[[str], TargetFile]  # by path; raises `RaceError`
@@ -181,6 +223,175 @@ class FileStore(Protocol):
         """Return the sorted paths of all files below a folder. ``folder`` ends in a slash."""
 
 
+_NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json")
+
+
+class RaceError(TemporaryError):
+    """Another process changed the files during a read or a write. The caller must try again later."""
+
+
+class TreeSummary(NamedTuple):
+    """The commit from which an output tree was published, and the digests of the tree's manifest and states."""
+
+    commit: str
+    manifest: str  # the digest of its manifest
+    states: Mapping[str, str]  # the digest of each server's state, and of the files that belong to no server
+
+
+class _EndedServer(NamedTuple):
+    """The files of a server whose window ended in the tree after the last publication."""
+
+    digest: str  # the digest of the server's state in the manifest
+    number: int  # from `FollowedTree.ended_servers`
+    files: ServerFiles  # its state is the digest of these files
+
+
+class FollowedTree:
+    """The output tree at ``root`` that targets follow. Unchanged parts of its manifest are not read again."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        # nodes by name: the digest, and the servers below the node
+        self._nodes: dict[str, tuple[str, dict[str, str]]] = {}
+        self._list: dict[str, str] = {}  # sha256 by path of the files of the signed list
+        # the digest of the listing of files that belong to no server, and the boot files in it
+        self._shared_listing: tuple[str, dict[str, ListedFile]] = "", {}
+        # The servers whose windows ended in the tree after the last publication. Their files differ from their
+        # published states. A new number means that the files may have changed again.
+        self.ended_servers: Mapping[str, int] = {}
+        self._ended: dict[str, _EndedServer] = {}
+        self.urgent_servers: frozenset[str] = frozenset()  # the servers that each target updates before other servers
+
+    def read_summary(self) -> TreeSummary | None:
+        """Return a summary of the tree, or None if no tree is published. Raises `RaceError`."""
+        for _ in range(3):
+            with suppress(RaceError):
+                return self._read_summary_once()
+        return self._read_summary_once()
+
+    def _read_summary_once(self) -> TreeSummary | None:
+        # Read the list before the manifest. Otherwise a target could receive a newer list before the files that the
+        # list names.
+        self._list = self._digest_list_files()
+        try:
+            data = (self._root / MANIFEST).read_bytes()
+            head = parse_tree_head(data)
+        # An older version of gitboot wrote the manifest, and this version will soon publish.
+        except (FileNotFoundError, ValueError):
+            return None
+        for node, digest in head.nodes.items():
+            if self._nodes.get(node, ("",))[0] != digest:
+                self._nodes[node] = (
+                    digest,
+                    {
+                        server: state
+                        for leaf, expected in parse_digests(self._read_part(node_path(node), digest)).items()
+                        for server, state in parse_digests(self._read_part(leaf_path(node, leaf), expected)).items()
+                    },
+                )
+        for node in self._nodes.keys() - head.nodes.keys():
+            del self._nodes[node]
+        states = {server: state for _, servers in self._nodes.values() for server, state in servers.items()}
+        self._ended = {
+            server: found
+            for server, number in self.ended_servers.items()
+            if server in states and (found := self._read_ended_server(server, states[server], number)) is not None
+        }
+        states |= {server: ended.files.state for server, ended in self._ended.items()}
+        if head.shared is not None:
+            if self._shared_listing[0] != head.shared:
+                listed = parse_listing(self._read_part(SHARED_LISTING, head.shared)).items()
+                self._shared_listing = head.shared, {path: each for path, each in listed if path.startswith(BOOT)}
+            states[SHARED] = compute_digest(render_listing(self._shared_listing[1]))
+        if self._list:
+            states[LIST] = compute_digest(encode_canonical(self._list))
+        return TreeSummary(commit=head.origin.commit, manifest=compute_digest(data), states=states)
+
+    def _digest_list_files(self) -> dict[str, str]:
+        """Return the sha256 of each file in the signed list by path, except for the listings of servers.
+
+        Bins and snapshots have a version in their names and never change, so the method reads them once. Root metadata
+        can change, because gitboot uses the same file names again after a new root key was made. Raises `RaceError` if
+        a publication is in progress.
+        """
+        found = {}
+        try:
+            for file in sorted((self._root / SIGNED).iterdir()):
+                path = f"{SIGNED}{file.name}"
+                if file.suffix == ".json":
+                    is_known = path in self._list and _NEVER_CHANGES.fullmatch(file.name) is not None
+                    found[path] = self._list[path] if is_known else compute_digest(file.read_bytes())
+        except FileNotFoundError as error:
+            if (self._root / LIST_TIMESTAMP).exists():
+                raise RaceError(f"{SIGNED} is being published") from error
+        return found if LIST_TIMESTAMP in found else {}
+
+    def _read_ended_server(self, server: str, digest: str, number: int) -> _EndedServer | None:
+        """Return the files that the tree now contains for a server whose window ended.
+
+        ``digest`` is the digest of the server's state in the manifest. An interrupted publication may already have
+        replaced the state, but then it also wrote all content that the scripts of the server refer to. If there is no
+        usable state, or a file cannot be read, return the result of the last call. Raises `RaceError`.
+        """
+        before = self._ended.get(server)
+        if before is not None and (before.digest, before.number) == (digest, number):
+            return before
+        path = self._root / state_path(server)
+        try:
+            data = path.read_bytes()
+            published = build_server_files(digest, parse_state(data))
+            files = {
+                name: compute_digest(file.read_bytes())
+                for name in published.files
+                if (file := self._root / name).is_file()
+            }
+            if path.read_bytes() != data:  # gitboot may have read scripts of the new state
+                raise RaceError(f"{path} is being published")
+        except (OSError, ValueError):  # an error here must not keep the windows of other servers open
+            return before
+        found = structs.replace(published, files=files)
+        state = compute_digest(encode_canonical(msgspec.to_builtins(found)))
+        return _EndedServer(digest, number, structs.replace(found, state=state))
+
+    def read_server_files(self, server: str, digest: str) -> ServerFiles:
+        """Return the files that a target serves for a server. Raises `RaceError`.
+
+        ``digest`` is the digest of the server's state.
+        """
+        if server == LIST:
+            return ServerFiles(digest, self._list)
+        if server == SHARED:
+            return ServerFiles(digest, {path: each.sha256 for path, each in self._shared_listing[1].items()})
+        if (ended := self._ended.get(server)) is not None:
+            return ended.files
+        return build_server_files(digest, parse_state(self._read_part(state_path(server), digest)))
+
+    def read_file(self, path: str, digest: str) -> TargetFile:
+        """Return a file with its modification time. Raises `RaceError` if the file has another digest."""
+        try:
+            return self._read_file(path, digest)
+        except RaceError:
+            self._list.pop(path, None)  # somebody replaced the file, although its name may contain a version
+            self._ended = {}
+            raise
+
+    def has_file(self, path: str) -> bool:
+        return (self._root / path).is_file()
+
+    def _read_part(self, path: str, digest: str) -> bytes:
+        return self._read_file(path, digest).content
+
+    def _read_file(self, path: str, digest: str) -> TargetFile:
+        try:
+            with (self._root / path).open("rb") as file:
+                found = TargetFile(file.read(), int(os.fstat(file.fileno()).st_mtime))
+        except OSError as error:
+            raise RaceError(f"{path}: {error.strerror}") from error
+        if compute_digest(found.content) != digest:
+            raise RaceError(f"{path} differs from the version in the manifest")
+        return found
+
+
 class TargetStep(Struct, frozen=True, kw_only=True):
     """One step of a target's update: the files to write and to remove before the head is replaced."""
 
@@ -216,8 +427,6 @@ def plan_next_step(
     - servers that were removed
     - the signed list, which contains all files
 
-    The step omits servers whose files cannot be read. Raises `RaceError` if the step would be empty therefore.
-
     Unused content stays on the target as long as it stays in the tree. A path that moves to another server stays until
     that server is updated.
     """
@@ -242,29 +451,22 @@ def plan_next_step(
         and all(map(tree.has_file, target_content.unlisted_paths))
     ):
         return None
-    chosen: dict[str, ServerFiles | None] = {}  # None: the server is gone
-    faults: list[RaceError] = []
-    for server in changed:
-        is_after_urgent = server not in urgent_servers and next(iter(chosen), None) in urgent_servers
-        if (max_servers is not None and (len(chosen) == max_servers or is_after_urgent)) or (server == LIST and faults):
-            break
-        state = summary.states.get(server)
-        try:
-            chosen[server] = tree.read_server_files(server, state) if state is not None else None
-        except RaceError as error:  # an unreadable file must not keep the windows of other servers open
-            faults.append(error)
-    tree.has_faults = bool(faults)
-    if faults and not chosen:
-        raise faults[0]
+    chosen = changed
+    if max_servers is not None:
+        chosen = ([server for server in changed if server in urgent_servers] or changed)[:max_servers]
     shards: dict[str, dict[str, ServerFiles]] = {}
+    units: dict[str, ServerFiles | None] = {}
     previous_files: dict[str, str] = {}
     new_files: dict[str, str] = {}
-    for server, found in chosen.items():
+    for server in chosen:
         if (number := find_shard_number(server)) not in shards:
             shards[number] = {**read_shard(number)}
         if (before := shards[number].pop(server, None)) is not None:
             previous_files |= before.files
-        if found is not None:
+        units[server] = None
+        if (state := summary.states.get(server)) is not None:
+            found = tree.read_server_files(server, state)
+            units[server] = found
             shards[number][server] = found
             new_files |= found.files
     obsolete_paths = (previous_files.keys() | target_content.unlisted_paths) - new_files.keys()
@@ -307,14 +509,14 @@ def plan_next_step(
             target_content.head,
             commit=summary.commit,
             # The version changes when no files of another version are left.
-            gitboot=__version__ if len(chosen) == len(changed) else target_content.head.gitboot,
+            gitboot=__version__ if chosen == changed else target_content.head.gitboot,
             shards=dict(sorted(digests.items())),
         ),
         placed=placed,
         new_paths=frozenset(placed.keys() - previous_files.keys() - target_content.unlisted_paths - waiting_paths),
         removed=tuple(sorted(obsolete_paths - existing_paths)),
         shards=rendered,
-        units=chosen,
+        units=units,
         unverified=target_content.unlisted_paths | placed.keys() | obsolete_paths,
         unlisted_paths=frozenset(kept_paths),
     )

@@ -24,11 +24,11 @@ from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByA
 from gitboot.publish.mirror_comparison import WebMirror, compare_mirror, read_expected_files
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets import s3 as bucket_module
-from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
+    FollowedTree,
     StoreTarget,
     TargetHead,
     apply_step,
