@@ -17,7 +17,7 @@ from gitboot.errors import PublishError
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.overlay import apply_changes, find_differing_keys
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.tree_changes import EndedWindows, WindowEndError
+from gitboot.publish.window_ends import EndedWindows, WindowEndError
 from gitboot.render.server_files import ServerDetails, ServerState, plan_server
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.install_attempts import find_open_attempt, find_unstarted_run, install_step, is_overwritten

@@ -29,7 +29,7 @@ from gitboot.publish.signed_list import ListKeys, read_list_keys
 from gitboot.publish.targets.follower import (
     Followers,
 )
-from gitboot.publish.tree_changes import EndedWindows, WindowEndError
+from gitboot.publish.window_ends import EndedWindows, WindowEndError
 from gitboot.render.boot_files import has_dhcp_output, render_fleet_files
 from gitboot.render.endpoint_files import ServingTerms, render_terms
 from gitboot.render.page import (

@@ -19,14 +19,11 @@ from gitboot.publish.manifest import MANIFEST, STATUS, TreeOrigin, compute_diges
 from gitboot.publish.signed_list import ListKeys, SignedList, TreeDetails, find_listing
 from gitboot.publish.tree_changes import (
     ContentReferences,
-    EndedWindows,
     Parts,
     Publication,
     TreeChanges,
-    WindowEnds,
     amend_manifest,
     decide_changes,
-    fill_reserve,
 )
 from gitboot.publish.tree_reader import (
     LOCK,
@@ -39,6 +36,7 @@ from gitboot.publish.tree_reader import (
     find_leftover_pairs,
     is_empty_tree,
 )
+from gitboot.publish.window_ends import EndedWindows, WindowEnds, fill_reserve
 from gitboot.render.endpoint_files import Pair, render_shards
 from gitboot.render.page import NO_UPDATES, FileUpdates, render_data_script
 from gitboot.render.paths import ON_PAGE, PAGE_INDEX, File, Files, Stage, is_content, publication_stage

@@ -57,7 +57,7 @@ from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.publisher import PublicationResult
 from gitboot.publish.signed_list import ListKeys
-from gitboot.publish.tree_changes import EndedWindows
+from gitboot.publish.window_ends import EndedWindows
 from gitboot.render.page import FileUpdates
 from gitboot.render.paths import File, Files
 from gitboot.render.server_files import RenderedState, ServerState

@@ -27,7 +27,7 @@ from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
 from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget, TargetFile
-from gitboot.publish.tree_changes import WindowEnds, end_windows
+from gitboot.publish.window_ends import WindowEnds, end_windows
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.endpoints import ALWAYS, ENTRY, MAC, REPAIR, Site, plan_fleet
 from tests.helpers.fleets import at, store_credentials

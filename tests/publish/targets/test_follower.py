@@ -51,7 +51,7 @@ from gitboot.publish.targets.sync_steps import (
     find_shard_number,
     plan_next_step,
 )
-from gitboot.publish.tree_changes import EndedWindows
+from gitboot.publish.window_ends import EndedWindows
 from gitboot.render.endpoint_files import DiskWrite, ListedFile, PathVersion, PublishedServer
 from gitboot.render.page import NO_UPDATES
 from gitboot.render.paths import File, Role, find_content_type, find_delivery
