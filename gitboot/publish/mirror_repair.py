@@ -33,18 +33,10 @@ from gitboot.publish.signed_list import parse_list_version
 from gitboot.publish.signed_list_check import ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion
 from gitboot.publish.targets.folder import TargetFolder
-from gitboot.publish.targets.sync_steps import (
-    HEAD,
-    FileCallback,
-    FileConflict,
-    FileStore,
-    FollowedTree,
-    RaceError,
-    StoredFile,
-    StoreTarget,
-    TargetFile,
-    find_outdated_servers,
-)
+from gitboot.publish.targets.followed_tree import FollowedTree, RaceError, TargetFile
+from gitboot.publish.targets.store_target import FileCallback, FileConflict, FileStore, StoredFile, StoreTarget
+from gitboot.publish.targets.sync_steps import find_outdated_servers
+from gitboot.publish.targets.target_records import HEAD
 from gitboot.publish.tree_reader import PENDING, read_state
 from gitboot.render.endpoint_files import ListedFile
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, find_path_kind, is_content, publication_stage

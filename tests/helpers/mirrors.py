@@ -22,7 +22,7 @@ import pygit2
 from gitboot.fetchlog.access_logs import LineContent, parse_line
 from gitboot.git.remote import Remote
 from gitboot.model.fleet import Output
-from gitboot.publish.targets.sync_steps import FollowedTree
+from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.render.paths import SIGNED, Role, find_path_kind
 from gitboot.render.token_keys import TokenKeys
 from tests.helpers.documentation import build_checkout_script, clone_for_checkouts, find_mirror_file

@@ -26,7 +26,8 @@ from gitboot.publish.signed_list_reader import TOLERANCE
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
-from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget, TargetFile
+from gitboot.publish.targets.followed_tree import FollowedTree, TargetFile
+from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.window_ends import WindowEnds, end_windows
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.endpoints import ALWAYS, ENTRY, MAC, REPAIR, Site, plan_fleet

@@ -23,7 +23,7 @@ from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, encrypt, m
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
 from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import build_bucket_opener
-from gitboot.publish.targets.sync_steps import StoreTarget
+from gitboot.publish.targets.store_target import StoreTarget
 from tests.controller.test_notifications import NOON, NOTICE
 from tests.controller.test_reconcile import fleet_files
 from tests.helpers import http_peers

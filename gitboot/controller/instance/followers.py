@@ -29,7 +29,8 @@ from gitboot.publish.targets.follower import (
     TargetStore,
 )
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.sync_steps import FollowedTree, StoreTarget
+from gitboot.publish.targets.followed_tree import FollowedTree
+from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.status.instance_status import TargetStatus
 
 

@@ -18,17 +18,9 @@ from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LockedByAnother, OperatorError, TemporaryError, UsageError
-from gitboot.publish.targets.sync_steps import (
-    FollowedTree,
-    RaceError,
-    Shard,
-    TargetContent,
-    TargetHead,
-    TargetStep,
-    TreeSummary,
-    apply_step,
-    plan_next_step,
-)
+from gitboot.publish.targets.followed_tree import FollowedTree, RaceError, TreeSummary
+from gitboot.publish.targets.sync_steps import TargetStep, apply_step, plan_next_step
+from gitboot.publish.targets.target_records import Shard, TargetContent, TargetHead
 from gitboot.status.instance_status import TargetStatus
 from gitboot.text import redact_url
 

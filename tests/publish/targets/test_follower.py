@@ -35,21 +35,18 @@ from gitboot.publish.targets.follower import (
     TargetAddress,
     parse_target,
 )
-from gitboot.publish.targets.sync_steps import (
+from gitboot.publish.targets.followed_tree import FollowedTree, RaceError
+from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import TargetStep, apply_step, plan_next_step
+from gitboot.publish.targets.target_records import (
     HEAD,
-    FollowedTree,
-    RaceError,
     ServerFiles,
     Shard,
-    StoreTarget,
     TargetContent,
     TargetHead,
-    TargetStep,
-    apply_step,
     build_server_files,
     build_target_content,
     find_shard_number,
-    plan_next_step,
 )
 from gitboot.publish.window_ends import EndedWindows
 from gitboot.render.endpoint_files import DiskWrite, ListedFile, PathVersion, PublishedServer
