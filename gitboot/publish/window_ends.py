@@ -23,7 +23,6 @@ from gitboot.render.endpoint_files import (
 )
 from gitboot.render.paths import BOOT, find_non_script_kind
 
-
 _SERVERS: Final = "ops/servers"
 _IN_WINDOW: Final = b'"inWindow":true'  # Each state with a window contains this text.
 # `WindowEnds` spends at most 1/20 of the time on reading all states, or 1/200 if their folder is unchanged.
@@ -81,7 +80,9 @@ class WindowEnds:
         began_s = self._monotonic()
         version = _read_folder_version(disk.root)
         reads_all = self._must_read_all(disk.root)
-        due_servers = _list_servers(disk) if reads_all else sorted(name for name, end in self._ends.items() if end <= at)
+        due_servers = (
+            _list_servers(disk) if reads_all else sorted(name for name, end in self._ends.items() if end <= at)
+        )
         later_ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
         checks: dict[str, _WindowCheck] = {}
         failures: dict[str, PublishError] = {}

@@ -31,8 +31,8 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Transaction
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
-from gitboot.publish.window_ends import EndedWindows
 from gitboot.publish.tree_reader import read_tree_records
+from gitboot.publish.window_ends import EndedWindows
 from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.paths import Files, is_content
 from gitboot.render.server_files import ServerState

@@ -18,8 +18,8 @@ from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST, compute_digest
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
-from gitboot.publish.targets.follower import TargetStore
 from gitboot.publish.targets.followed_tree import FollowedTree
+from gitboot.publish.targets.follower import TargetStore
 from gitboot.publish.targets.store_target import FileStore, StoreTarget
 from gitboot.publish.targets.sync_steps import apply_step, plan_next_step
 from gitboot.publish.tree_reader import _read_whole_tree

@@ -23,10 +23,10 @@ from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairR
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import TOLERANCE
+from gitboot.publish.targets.addresses import BucketAddress, parse_target
 from gitboot.publish.targets.folder import TargetFolder
-from gitboot.publish.targets.follower import BucketAddress, parse_target
-from gitboot.publish.targets.s3 import Bucket
 from gitboot.publish.targets.followed_tree import FollowedTree, TargetFile
+from gitboot.publish.targets.s3 import Bucket
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.window_ends import WindowEnds, end_windows
 from gitboot.render.paths import FIRST_SCRIPT, File

@@ -16,8 +16,8 @@ import pytest
 from gitboot.errors import PublishError
 from gitboot.publish.durable_files import Disk, staging_path
 from gitboot.publish.publisher import OutputDirectory
-from gitboot.publish.window_ends import WindowEndError, WindowEnds, end_windows, fill_reserve
 from gitboot.publish.tree_reader import LOCK
+from gitboot.publish.window_ends import WindowEndError, WindowEnds, end_windows, fill_reserve
 from gitboot.render.endpoint_files import parse_state_path
 from gitboot.render.paths import BOOT_PARAMETERS, DATA, IGNITION, NOCLOUD, USER_DATA, find_path_kind
 from tests.helpers.disks_and_terminals import fill, small_disk

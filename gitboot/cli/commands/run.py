@@ -51,7 +51,7 @@ from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.files import check_private_paths
 from gitboot.git.repository import parse_subpath
 from gitboot.ledger.store import PostgresAddress
-from gitboot.publish.targets.follower import parse_target
+from gitboot.publish.targets.addresses import parse_target
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Status
 from gitboot.system_clock import read_clock_state

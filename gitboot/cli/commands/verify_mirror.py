@@ -255,8 +255,8 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     """Open the store of a mirror for writing. The stack closes the store. Raises `UsageError` for a web server."""
     if mirror.startswith(_STORE_SCHEMES):
         from gitboot.bmc.credentials import read_credentials
+        from gitboot.publish.targets.addresses import BucketAddress, RsyncAddress, parse_target
         from gitboot.publish.targets.folder import RsyncStore
-        from gitboot.publish.targets.follower import BucketAddress, RsyncAddress, parse_target
 
         address = parse_target(mirror)
         assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme

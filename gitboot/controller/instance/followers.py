@@ -18,18 +18,11 @@ from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.publish.manifest import compute_digest
 from gitboot.publish.targets import folder as folder_target
+from gitboot.publish.targets.addresses import BranchAddress, FolderAddress, RsyncAddress, TargetAddress
 from gitboot.publish.targets.folder import build_folder_opener
-from gitboot.publish.targets.follower import (
-    BranchAddress,
-    FolderAddress,
-    Follower,
-    Followers,
-    RsyncAddress,
-    TargetAddress,
-    TargetStore,
-)
-from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.followed_tree import FollowedTree
+from gitboot.publish.targets.follower import Follower, Followers, TargetStore
+from gitboot.publish.targets.git_branch import BranchTarget
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.status.instance_status import TargetStatus
 

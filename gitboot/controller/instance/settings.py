@@ -18,7 +18,7 @@ from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.git.signatures import TrustedKeys
 from gitboot.ledger.leader_lease import LEASE_SECONDS
 from gitboot.ledger.store import PostgresAddress
-from gitboot.publish.targets.follower import TargetAddress
+from gitboot.publish.targets.addresses import TargetAddress
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event
 

@@ -46,8 +46,8 @@ from gitboot.ledger.open_ledger import copy_ledger, read_lease, read_shared_toke
 from gitboot.ledger.store import Store, get_mark_path, read_address, read_mark, write_mark
 from gitboot.program_digest import compute_program_digest
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
-from gitboot.publish.window_ends import WindowEnds, end_windows
 from gitboot.publish.tree_reader import Inventory
+from gitboot.publish.window_ends import WindowEnds, end_windows
 from gitboot.render.endpoint_files import ServingTerms
 from gitboot.render.page import FileUpdates
 from gitboot.render.paths import File, Files, find_token

@@ -18,7 +18,7 @@ from gitboot.errors import HostUnreachable, PublishError
 from gitboot.files import lock_file, open_lock
 from gitboot.publish.durable_files import Disk, TreeModes, staging_path, to_publish_error
 from gitboot.publish.manifest import compute_digest
-from gitboot.publish.targets.follower import ReadCredentials, RsyncAddress
+from gitboot.publish.targets.addresses import ReadCredentials, RsyncAddress
 from gitboot.publish.targets.followed_tree import TargetFile
 from gitboot.publish.targets.store_target import FileCallback, FileConflict, ReadFile, StoredFile
 from gitboot.publish.targets.target_records import MAX_RECORD_BYTES

@@ -13,9 +13,9 @@ from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.fleet.revision import Revision
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.publish.manifest import compute_digest
-from gitboot.publish.targets.target_records import HEAD as HEAD_PATH  # not a head of Git
 from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.sync_steps import TargetStep
+from gitboot.publish.targets.target_records import HEAD as HEAD_PATH  # not a head of Git
 from gitboot.publish.targets.target_records import (
     UNLISTED,
     Shard,

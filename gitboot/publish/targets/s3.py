@@ -16,7 +16,7 @@ from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import compute_digest
 from gitboot.publish.mirror_comparison import build_headers
-from gitboot.publish.targets.follower import BucketAddress, ReadCredentials
+from gitboot.publish.targets.addresses import BucketAddress, ReadCredentials
 from gitboot.publish.targets.store_target import FileCallback, FileConflict, ReadFile, StoredFile
 from gitboot.publish.targets.target_records import MAX_RECORD_BYTES
 from gitboot.render.endpoint_files import ListedFile

@@ -24,7 +24,7 @@ from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByA
 from gitboot.publish.mirror_comparison import WebMirror, compare_mirror, read_expected_files
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets import s3 as bucket_module
-from gitboot.publish.targets.follower import BucketAddress
+from gitboot.publish.targets.addresses import BucketAddress
 from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.store_target import StoreTarget
 from gitboot.publish.targets.sync_steps import apply_step, plan_next_step
