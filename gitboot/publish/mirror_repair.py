@@ -21,14 +21,9 @@ from gitboot.jsonio import format_instant
 from gitboot.publish import mirror_program, signed_list_reader
 from gitboot.publish.durable_files import is_staging_name, split_path
 from gitboot.publish.manifest import MANIFEST, Head, compute_digest, parse_head
-from gitboot.publish.mirror_comparison import (
-    FolderMirror,
-    MirrorFault,
-    MirrorFile,
-    MirrorFinding,
-    iterate_batches,
-    read_expected_files,
-)
+from gitboot.publish.mirror_answers import MirrorFault, MirrorFile, MirrorFinding
+from gitboot.publish.mirror_comparison import iterate_batches, read_expected_files
+from gitboot.publish.mirrors import FolderMirror
 from gitboot.publish.signed_list import parse_list_version
 from gitboot.publish.signed_list_check import ListReader
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, TOLERANCE, FileVersion

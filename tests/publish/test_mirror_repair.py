@@ -18,8 +18,9 @@ import pytest
 from gitboot.errors import ForeignTree, PublishError
 from gitboot.publish.durable_files import Disk, staging_path
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
+from gitboot.publish.mirror_answers import MirrorFault
 from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, repair
+from gitboot.publish.mirrors import FolderMirror
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import TOLERANCE

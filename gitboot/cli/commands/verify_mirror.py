@@ -22,14 +22,8 @@ from gitboot.cli.terminal import format_table, show_growing_progress
 from gitboot.errors import UsageError
 from gitboot.files import is_directory, write_output_file
 from gitboot.jsonio import format_document, format_instant
-from gitboot.publish.mirror_comparison import (
-    FolderMirror,
-    MirrorFault,
-    MirrorReport,
-    WebMirror,
-    compare_mirror,
-    read_expected_files,
-)
+from gitboot.publish.mirror_answers import MirrorFault
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorReport, WebMirror, compare_mirror, read_expected_files
 from gitboot.publish.mirror_repair import (
     BucketStore,
     FolderStore,

@@ -15,11 +15,11 @@ from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import compute_digest
-from gitboot.publish.mirror_comparison import build_headers
 from gitboot.publish.targets.addresses import BucketAddress, ReadCredentials
 from gitboot.publish.targets.store_target import FileCallback, FileConflict, ReadFile, StoredFile
 from gitboot.publish.targets.target_records import MAX_RECORD_BYTES
 from gitboot.render.endpoint_files import ListedFile
+from gitboot.render.paths import BOOT, REVALIDATED, ContentType, find_content_type, find_delivery
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -109,7 +109,7 @@ class Bucket:
 
     def create(self, path: str, content: bytes) -> None:
         with self._translate_errors():
-            obstore.put(self._store, path, content, attributes=build_headers(path), mode="create", use_multipart=False)
+            obstore.put(self._store, path, content, attributes=_build_headers(path), mode="create", use_multipart=False)
 
     def replace(self, path: str, content: bytes, version: str | None = None) -> None:
         """Write an object. If ``version`` is set, replace only the object with this ETag.
@@ -121,7 +121,7 @@ class Bucket:
                 self._store,
                 path,
                 content,
-                attributes=build_headers(path),
+                attributes=_build_headers(path),
                 mode={"e_tag": version} if version is not None else "overwrite",
                 use_multipart=False,
             )
@@ -311,3 +311,13 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...
 
 def _find_first(expression: re.Pattern[str], text: str) -> str:
     return found[1] if (found := expression.search(text)) is not None else ""
+
+
+def _build_headers(path: str) -> dict[str, str]:
+    """Return the HTTP headers that a store must send with a file.
+
+    Only gitboot reads the files below ops/, so all of them have the same headers.
+    """
+    if not path.startswith(BOOT):
+        return {"Content-Type": ContentType.JSON.value, "Cache-Control": REVALIDATED}
+    return {"Content-Type": find_content_type(path), "Cache-Control": find_delivery(path).cache_control}

@@ -21,7 +21,8 @@ from cryptography.x509.oid import NameOID
 from msgspec import structs
 
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
-from gitboot.publish.mirror_comparison import WebMirror, compare_mirror, read_expected_files
+from gitboot.publish.mirror_comparison import compare_mirror, read_expected_files
+from gitboot.publish.mirrors import WebMirror
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets import s3 as bucket_module
 from gitboot.publish.targets.addresses import BucketAddress
