@@ -1,15 +1,13 @@
-"""Mirror repair: replace files that differ from the output tree, and render the systemd units of a mirror's host."""
+"""Mirror repair: replace the files of a mirror that differ from the output tree."""
 
 from __future__ import annotations
 
 import os
-import re
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from enum import StrEnum
-from inspect import getsource
 from itertools import groupby
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -18,7 +16,6 @@ from msgspec import Struct
 
 from gitboot.errors import ForeignTree, PublishError, UsageError
 from gitboot.jsonio import format_instant
-from gitboot.publish import mirror_program, signed_list_reader
 from gitboot.publish.durable_files import is_staging_name, split_path
 from gitboot.publish.manifest import MANIFEST, Head, compute_digest, parse_head
 from gitboot.publish.mirror_answers import MirrorFault, MirrorFile, MirrorFinding
@@ -42,6 +39,7 @@ _TRIES: Final = 10  # number of attempts, if another process writes at the same 
 # The number of files that gitboot writes between two checks of the tree and of the mirror's records.
 _BATCH: Final = 200
 _RETRY: Final = "retry after gitboot has published again"
+_HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this mirror"
 
 
 class RepairAction(StrEnum):
@@ -75,7 +73,7 @@ class MirrorStore:
         """Read files, and call ``on_file`` with each path and file, possibly in several threads at a time."""
         prefix = self._prefix
         self._store.get_each(
-            [prefix + path for path in paths], lambda path, found: on_file(path.removeprefix(prefix), found)
+            [prefix + path for path in paths], lambda path, file: on_file(path.removeprefix(prefix), file)
         )
 
     def replace_each(self, files: Mapping[str, tuple[TargetFile, str | None]]) -> None:
@@ -85,12 +83,14 @@ class MirrorStore:
 
         Raises `RaceError` if another process changed a file.
         """
-        expected = {self._prefix + path: file for path, (file, _) in files.items()}
-        self._store.place(sorted(expected), expected.__getitem__, ())
-        if wrong := self._store.find_differing_paths(
-            {path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in expected.items()}
-        ):
-            raise RaceError(f"{self.name}: the content of {wrong[0]} changed after gitboot wrote it")
+        placed = {self._prefix + path: file for path, (file, _) in files.items()}
+        self._store.place(sorted(placed), placed.__getitem__, ())
+        expected_files = {
+            path: ListedFile(compute_digest(file.content), len(file.content)) for path, file in placed.items()
+        }
+        differing_paths = self._store.find_differing_paths(expected_files)
+        if differing_paths:
+            raise RaceError(f"{self.name}: the content of {differing_paths[0]} changed after gitboot wrote it")
 
     def remove_each(self, paths: Collection[str]) -> None:
         self._store.remove(self._prefix + path for path in paths)
@@ -100,7 +100,8 @@ class FolderStore(MirrorStore):
     """A mirror in a local folder. Files that gitboot writes get the permissions and the group of the folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._files = folder, TargetFolder(folder)
+        self._folder = folder
+        self._files = TargetFolder(folder)
         super().__init__(str(folder), self._files, "")
         # If the folder is named boot, its parent folder may be a target.
         parent = folder.resolve().parent
@@ -192,29 +193,36 @@ class _RepairAttempt:
 
     def __init__(self, store: MirrorStore, root: Path, clock: Callable[[], datetime], parallel: int) -> None:
         self._store, self._root, self._clock, self._parallel = store, root, clock, parallel
-        self._published, now = _read_tree_state(root), clock()
-        if (manifest := self._published[MANIFEST]) is None:
+        self._published = _read_tree_state(root)
+        self._now = clock()
+        self._next_transition: datetime | None = None  # the time of the next transition of the files to repair
+        manifest = self._published[MANIFEST]
+        if manifest is None:
             raise PublishError(f"{root}: expected an output tree, found no {HEAD}")
-        if (head := _parse_tree_head(manifest)) is None:
+        head = _parse_tree_head(manifest)
+        if head is None:
             raise PublishError(f"{root}: another version of gitboot wrote {HEAD} (publish again with this version)")
         if self._published[PENDING] is not None:
             raise RaceError(f"{root}: a publication is in progress, or was interrupted ({_RETRY})")
         records = store.records
         self._records = MirrorRecords(store.name, records, head.origin.ledger) if records is not None else None
         is_target = self._records is not None and self._records.observe(FollowedTree(root))
-        if not is_target:  # if the mirror has a newer list than the tree, the tree is an outdated copy
-            found: list[StoredFile | None] = []
-            store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: found.append(file), parallel=1)
-            theirs = parse_list_version(found[0].content) if found[0] is not None else 0
-            if theirs > (ours := parse_list_version(self._published[LIST_TIMESTAMP])):
-                raise PublishError(
-                    f"{store.name}: {SIGNED}{TIMESTAMP} has version {theirs}, but {root} has the earlier "
-                    f"version {ours} (set --tree to the OUTPUT that gitboot currently publishes to, or, if somebody "
-                    "edited the file on the mirror, remove the file there)"
-                )
-        self._files = _read_required_files(root, now, parallel, compute_digest(manifest))
-        self._now = now
-        self._next_transition: datetime | None = None  # the time of the next transition of the files to repair
+        if not is_target:
+            self._reject_outdated_tree()
+        self._files = _read_required_files(root, self._now, parallel, compute_digest(manifest))
+
+    def _reject_outdated_tree(self) -> None:
+        """Raise `PublishError` if the mirror has a newer list than the tree, because the tree is then an old copy."""
+        timestamps: list[StoredFile | None] = []
+        self._store.read_each([f"{SIGNED}{TIMESTAMP}"], lambda _, file: timestamps.append(file), parallel=1)
+        their_version = parse_list_version(timestamps[0].content) if timestamps[0] is not None else 0
+        our_version = parse_list_version(self._published[LIST_TIMESTAMP])
+        if their_version > our_version:
+            raise PublishError(
+                f"{self._store.name}: {SIGNED}{TIMESTAMP} has version {their_version}, but {self._root} has the earlier "
+                f"version {our_version} (set --tree to the OUTPUT that gitboot currently publishes to, or, if somebody "
+                "edited the file on the mirror, remove the file there)"
+            )
 
     def repair(
         self,
@@ -224,30 +232,66 @@ class _RepairAttempt:
         on_progress: Callable[[int], None],
     ) -> RepairReport:
         """Replace or remove the files that differ. Record the change to each path in ``repairs``."""
-        store, files = self._store, self._files
-        names = frozenset(store.names())
-        known, requested = files.keys() | names, frozenset(path.removeprefix("/") for path in paths)
-        if ALL not in paths and (unknown := sorted(requested - known)):
+        names = frozenset(self._store.names())
+        requested = frozenset(path.removeprefix("/") for path in paths)
+        chosen = self._files.keys() | names if ALL in paths else self._check_requested_paths(requested, names)
+        compared_paths = sorted(self._files.keys() & chosen, key=lambda path: (_write_order(path), path))
+        self._next_transition = self._find_next_transition(compared_paths)
+        on_start(len(compared_paths))
+        differing = self._find_differing_files(compared_paths, on_progress)
+        obsolete_paths = self._find_obsolete_paths(names & chosen, requested)
+        differing_paths = [path for path in compared_paths if path in differing]
+        obsolete_paths += self._replace_files(differing_paths, differing, repairs)
+        for batch in iterate_batches(obsolete_paths, _BATCH):
+            self._check_unchanged()
+            repairs |= dict.fromkeys(batch, RepairAction.REMOVED)
+            self._store.remove_each(batch)
+        if differing or obsolete_paths:
+            self._check_unchanged()  # the files that were written last may be outdated
+        extra_paths = (names & chosen).difference(self._files, obsolete_paths)
+        return RepairReport(
+            files=len(compared_paths),
+            repairs=tuple(Repair(path, action) for path, action in sorted(repairs.items())),
+            extra_paths=tuple(
+                sorted(path for path in extra_paths if not path.startswith("assets/") and not is_content(BOOT + path))
+            ),
+        )
+
+    def _check_requested_paths(self, requested: frozenset[str], names: frozenset[str]) -> frozenset[str]:
+        """Return ``requested``. Raises `UsageError` if a path is neither in the tree nor on the mirror."""
+        known = self._files.keys() | names
+        unknown = sorted(requested - known)
+        if unknown:
             hint = format_suggestion(unknown[0], known, f"use {ALL} for all paths")
             raise UsageError(f"--repair {unknown[0]}: no such path in the tree or on the mirror; {hint}")
-        chosen = known if ALL in paths else requested
-        compared_paths = sorted(files.keys() & chosen, key=lambda path: (_write_order(path), path))
-        instants = (each.since for path in compared_paths for each in files[path].versions if each.since is not None)
-        self._next_transition = min((at for at in instants if at > self._now), default=None)
-        on_start(len(compared_paths))
-        different: dict[str, str | None] = {}  # the versions to replace, by path
+        return requested
 
-        def compare(path: str, found: StoredFile | None) -> None:
-            digest = compute_digest(found.content) if found is not None else None
-            if digest not in {each and each.sha256 for each in files[path].expected}:
-                different[path] = found.version if found is not None else None
+    def _find_next_transition(self, paths: Iterable[str]) -> datetime | None:
+        starts = (version.since for path in paths for version in self._files[path].versions)
+        return min((since for since in starts if since is not None and since > self._now), default=None)
+
+    def _find_differing_files(
+        self, paths: Collection[str], on_progress: Callable[[int], None]
+    ) -> dict[str, str | None]:
+        """Return the files of the mirror to replace, as versions by path. None: the path has no file or no version."""
+        differing: dict[str, str | None] = {}
+
+        def compare(path: str, file: StoredFile | None) -> None:
+            digest = compute_digest(file.content) if file is not None else None
+            expected = {version.sha256 if version is not None else None for version in self._files[path].expected}
+            if digest not in expected:
+                differing[path] = file.version if file is not None else None
             on_progress(1)
 
-        store.read_each(compared_paths, compare, parallel=self._parallel)
+        self._store.read_each(paths, compare, parallel=self._parallel)
+        return differing
+
+    def _find_obsolete_paths(self, paths: Iterable[str], requested: Collection[str]) -> list[str]:
+        """Return the sorted paths of the mirror's unpublished files that gitboot may remove."""
         removable_paths = (
             path
-            for path in sorted(names & chosen)
-            if path not in files
+            for path in sorted(paths)
+            if path not in self._files
             and (
                 path in requested
                 or path.startswith(SIGNED)
@@ -256,29 +300,22 @@ class _RepairAttempt:
         )
         # If an earlier version of gitboot published a server, the server has no listing. The list then does not contain
         # the server's files.
-        obsolete_paths = [path for path in removable_paths if not os.path.lexists(self._root / BOOT / path)]
-        for _, stage in groupby((path for path in compared_paths if path in different), key=_write_order):
+        return [path for path in removable_paths if not os.path.lexists(self._root / BOOT / path)]
+
+    def _replace_files(
+        self, paths: Iterable[str], versions: Mapping[str, str | None], repairs: dict[str, RepairAction]
+    ) -> list[str]:
+        """Replace files of the mirror in the order of ``paths``. Return the paths at which there must be no file."""
+        absent_paths: list[str] = []
+        for _, stage in groupby(paths, key=_write_order):
             for batch in iterate_batches(stage, _BATCH):
-                expected = {path: _read_current_file(self._root, files[path]) for path in batch}
-                obsolete_paths += [path for path, file in expected.items() if file is None]
-                placed = {path: (file, different[path]) for path, file in expected.items() if file is not None}
+                current_files = {path: _read_current_file(self._root, self._files[path]) for path in batch}
+                absent_paths += [path for path, file in current_files.items() if file is None]
+                placed = {path: (file, versions[path]) for path, file in current_files.items() if file is not None}
                 self._check_unchanged()
                 repairs |= dict.fromkeys(placed, RepairAction.REPLACED)
-                store.replace_each(placed)
-        for batch in iterate_batches(obsolete_paths, _BATCH):
-            self._check_unchanged()
-            repairs |= dict.fromkeys(batch, RepairAction.REMOVED)
-            store.remove_each(batch)
-        if different or obsolete_paths:
-            self._check_unchanged()  # the files that were written last may be outdated
-        extra = (names & chosen).difference(files, obsolete_paths)
-        return RepairReport(
-            files=len(compared_paths),
-            repairs=tuple(Repair(path, action) for path, action in sorted(repairs.items())),
-            extra_paths=tuple(
-                sorted(path for path in extra if not path.startswith("assets/") and not is_content(BOOT + path))
-            ),
-        )
+                self._store.replace_each(placed)
+        return absent_paths
 
     def _check_unchanged(self) -> None:
         """Raise `RaceError` if the tree or the mirror's records have changed, or if a transition has passed."""
@@ -326,34 +363,40 @@ def _read_required_files(root: Path, now: datetime, parallel: int, manifest: str
     boot = FolderMirror(root / BOOT)
     if boot.get(f"{SIGNED}{TIMESTAMP}", 0) is None:
         return read_expected_files(root)
-    found: list[MirrorFinding] = []
+    findings: list[MirrorFinding] = []
+    files: dict[str, MirrorFile] = {}
     with ThreadPoolExecutor(parallel, thread_name_prefix="list") as pool:
         reader = ListReader(boot, (), pool)
-        signed = reader.read(found)
-        files = dict(reader.read_files(signed, now, found)[0]) if signed is not None else {}
-    if unreadable := [each for each in found if each.fault is MirrorFault.UNKNOWN]:
-        raise PublishError(unreadable[0].message)
-    if found:
-        raise RaceError(f"{root / BOOT / found[0].path}: {found[0].message} ({_RETRY})")
-    if signed is not None and signed.manifest != manifest:
+        signed_list = reader.read(findings)
+        if signed_list is not None:
+            files, _ = reader.read_files(signed_list, now, findings)
+    for finding in findings:
+        if finding.fault is MirrorFault.UNKNOWN:
+            raise PublishError(finding.message)
+    if findings:
+        raise RaceError(f"{root / BOOT / findings[0].path}: {findings[0].message} ({_RETRY})")
+    if signed_list is not None and signed_list.manifest != manifest:
         raise RaceError(f"{root}: the signed list and the manifest belong to different publications ({_RETRY})")
-    if signed is not None and signed.made > now + TOLERANCE:
+    if signed_list is not None and signed_list.made > now + TOLERANCE:
         raise PublishError(
-            f"{root / LIST_TIMESTAMP} was made at {format_instant(signed.made)}, but this host's clock shows "
+            f"{root / LIST_TIMESTAMP} was made at {format_instant(signed_list.made)}, but this host's clock shows "
             f"{format_instant(now)} (correct the clock; otherwise, the repair would reopen maintenance windows)"
         )
-    for name in boot.names():
-        if name.startswith(SIGNED) and not is_staging_name(split_path(name)[1]):
-            try:
-                content = (root / BOOT / name).read_bytes()
-            except FileNotFoundError as error:
-                raise RaceError(f"{root / BOOT / name}: {error.strerror} ({_RETRY})") from error
-            except OSError as error:
-                raise PublishError(f"{root / BOOT / name} cannot be read: {error.strerror}") from error
-            files[name] = MirrorFile(
-                path=name, expected=(FileVersion(None, compute_digest(content), len(content)),), versions=()
-            )
-    return files
+    list_paths = (path for path in boot.names() if path.startswith(SIGNED) and not is_staging_name(split_path(path)[1]))
+    return files | {path: _read_list_file(root, path) for path in list_paths}
+
+
+def _read_list_file(root: Path, path: str) -> MirrorFile:
+    """Return a file of the signed list. Raises `RaceError` if a publication has removed the file."""
+    full_path = root / BOOT / path
+    try:
+        content = full_path.read_bytes()
+    except FileNotFoundError as error:
+        raise RaceError(f"{full_path}: {error.strerror} ({_RETRY})") from error
+    except OSError as error:
+        raise PublishError(f"{full_path} cannot be read: {error.strerror}") from error
+    version = FileVersion(None, compute_digest(content), len(content))
+    return MirrorFile(path=path, expected=(version,), versions=())
 
 
 def _read_current_file(root: Path, file: MirrorFile) -> TargetFile | None:
@@ -361,18 +404,20 @@ def _read_current_file(root: Path, file: MirrorFile) -> TargetFile | None:
 
     Raises `RaceError` if the tree does not contain that version, and `PublishError` if the version cannot be read.
     """
-    version, path = file.expected[0], root / BOOT / file.path
+    version = file.expected[0]
+    path = root / BOOT / file.path
     if version is None or version.sha256 is None:
         return None
-    found, read_error = TargetFile(b"", 0), None
+    in_tree = TargetFile(b"", 0)
+    read_error: OSError | None = None
     try:
-        found = TargetFile(path.read_bytes(), int(path.stat().st_mtime))
+        in_tree = TargetFile(path.read_bytes(), int(path.stat().st_mtime))
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
         read_error = error
-    if compute_digest(found.content) == version.sha256:
-        return found
+    if compute_digest(in_tree.content) == version.sha256:
+        return in_tree
     state = None
     try:
         state = read_state(root, file.server) if file.server is not None else None
@@ -386,9 +431,6 @@ def _read_current_file(root: Path, file: MirrorFile) -> TargetFile | None:
     if read_error is not None:
         raise PublishError(f"{read_error.filename} cannot be read: {read_error.strerror}") from read_error
     raise RaceError(f"{path}: the tree does not contain the file's current version ({_RETRY})")
-
-
-_HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this mirror"
 
 
 class MirrorRecords:
@@ -407,9 +449,9 @@ class MirrorRecords:
         Raises `ForeignTree` if another ledger publishes to the mirror, and `RaceError` if the target differs from the
         tree. Also raises `PublishError` and `HostUnreachable`.
         """
-        found = self._store.get(HEAD)
-        copied_head = _parse_tree_head(found.content) if found is not None else None
-        self._copied = found.content if found is not None and copied_head is not None else None
+        head_file = self._store.get(HEAD)
+        copied_head = _parse_tree_head(head_file.content) if head_file is not None else None
+        self._copied = head_file.content if head_file is not None and copied_head is not None else None
         if copied_head is not None:
             if copied_head.origin.ledger != self._ledger:
                 raise ForeignTree(
@@ -438,8 +480,8 @@ class MirrorRecords:
         """Return whether no process has started or finished a write since `observe`."""
         if self._copied is None:
             return self._target.is_unchanged()
-        found = self._store.get(HEAD)
-        return found is not None and found.content == self._copied
+        head_file = self._store.get(HEAD)
+        return head_file is not None and head_file.content == self._copied
 
 
 def _parse_tree_head(data: bytes) -> Head | None:
@@ -447,107 +489,3 @@ def _parse_tree_head(data: bytes) -> Head | None:
         return parse_head(data)
     except ValueError:
         return None
-
-
-PROGRAM: Final = "gitboot-mirror.py"
-KEY: Final = "root.pub"
-_NAME: Final = "gitboot-mirror"
-_INSTALLED: Final = f"/usr/local/lib/{_NAME}"  # the folder where the operator installs the program and the key
-_SERVICE: Final = """\
-# Copies boot files to this mirror, verifies them, and ends maintenance windows on time. The timer starts it.
-[Unit]
-Description=gitboot mirror: copies and verifies boot files, and ends maintenance windows
-Wants=network-online.target
-After=network-online.target
-
-[Service]
-Type=oneshot
-ExecStart=/usr/bin/python3 -I {installed}/{program} \\
-    --from {source} --to {folder} --key {installed}/{key} --state /var/lib/{name}/state
-User={name}
-StateDirectory={name}
-StateDirectoryMode=0700
-ReadWritePaths={written}
-UMask=0027
-
-CapabilityBoundingSet=
-LockPersonality=yes
-MemoryDenyWriteExecute=yes
-NoNewPrivileges=yes
-PrivateDevices=yes
-PrivateTmp=yes
-ProtectClock=yes
-ProtectControlGroups=yes
-ProtectHome=yes
-ProtectHostname=yes
-ProtectKernelLogs=yes
-ProtectKernelModules=yes
-ProtectKernelTunables=yes
-ProtectSystem=strict
-RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX
-RestrictNamespaces=yes
-RestrictRealtime=yes
-RestrictSUIDSGID=yes
-SystemCallArchitectures=native
-"""
-_TIMER: Final = """\
-# Starts the copy again 30 seconds after the last one has ended. A window ends at most so much later than it should.
-[Unit]
-Description=gitboot mirror: every 30 seconds
-
-[Timer]
-OnBootSec=5s
-OnUnitInactiveSec=30s
-AccuracySec=1s
-
-[Install]
-WantedBy=timers.target
-"""
-
-
-def render_mirror_files(source: str, folder: str, keys: str) -> dict[str, bytes]:
-    """Return the files to install on a mirror's host, by name. ``keys`` is the text of the public keys.
-
-    Raises `UsageError` if ``folder`` is not an absolute path, or if ``source`` or ``folder`` contains characters that a
-    unit file cannot contain.
-    """
-    if not folder.startswith("/"):
-        raise UsageError(
-            f"{folder} is not an absolute path: give the absolute path of the folder that the "
-            "mirror's web server serves"
-        )
-    service = _SERVICE.format(
-        installed=_INSTALLED,
-        program=PROGRAM,
-        key=KEY,
-        name=_NAME,
-        source=_quote_word(source.replace("$", "$$")),
-        folder=_quote_word(folder.replace("$", "$$")),
-        written=_quote_word(folder),
-    )
-    return {
-        PROGRAM: join_program(),
-        KEY: keys.encode(),
-        f"{_NAME}.service": service.encode(),
-        f"{_NAME}.timer": _TIMER.encode(),
-    }
-
-
-def join_program() -> bytes:
-    """Return the mirror program as one file that contains the source of the signed list reader instead of an import."""
-    before, _, after = getsource(mirror_program).partition("from gitboot.publish.signed_list_reader import (")
-    return (before + getsource(signed_list_reader) + after.partition(")\n")[2]).encode()
-
-
-def _quote_word(text: str) -> str:
-    """Quote a word for a unit file, as described in systemd.syntax(7), Quoting, and systemd.unit(5), Specifiers.
-
-    In a command line, the caller must also replace `$` with `$$` (systemd.service(5)).
-    """
-    if re.fullmatch(r"[A-Za-z0-9@:/._=+-]+", text):
-        return text
-    if not text.isprintable():
-        raise UsageError(f"{text!r} contains characters that are not allowed in a systemd unit file")
-    for special, replacement in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%")):
-        text = text.replace(special, replacement)
-    return f'"{text}"'
