@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 
+PUBLICATION_KEY: Final = "publication.key"
+ROOTS: Final = re.compile(r"([1-9][0-9]*)\.root\.json")
+TARGETS: Final = re.compile(r"([1-9][0-9]*)\.targets\.json")
+INSTALL: Final = "signing a list needs python-tuf and cryptography: run pip install 'gitboot[signing]'"
 VALID: Final = timedelta(hours=24)  # how long a timestamp is valid
 RENEWED_BELOW: Final = VALID / 2  # gitboot renews a timestamp with less time left than this
 _METADATA_VALID: Final = timedelta(days=400)  # how long a snapshot or a bin is valid
@@ -45,14 +49,16 @@ _RESIGNED_BELOW: Final = timedelta(days=60)  # gitboot signs a bin or a snapshot
 _RETENTION: Final = timedelta(minutes=10)
 # All bins always exist: a client that remembers a bin rejects a snapshot without it (TUF 5.5.5).
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
-_MOST: Final = 10**11 - 1  # the highest version that gitboot writes; it corresponds to a time in the year 5138
+_MAX_VERSION: Final = 10**11 - 1  # the highest version that gitboot writes; it corresponds to a time in the year 5138
 _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
 Targets = dict[str, ListedFile]  # by target name
 Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
-# The parts of metadata that gitboot reads to build the next list.
-
-_Version = Annotated[int, msgspec.Meta(gt=0, le=_MOST)]
 _Meta = TypeVar("_Meta")
+
+
+# The parts of metadata that gitboot reads to build the next list
+
+_Version = Annotated[int, msgspec.Meta(gt=0, le=_MAX_VERSION)]
 
 
 class _Hashes(msgspec.Struct):
@@ -92,6 +98,9 @@ class _BinMeta(_VersionMeta):
 
 class _UnusableList(ValueError):
     """The list in the tree cannot be extended, so gitboot builds a new list."""
+
+
+# The content of a list
 
 
 class TreeDetails(NamedTuple):
@@ -155,34 +164,70 @@ def amend_list(
     the targets in the bin.
     """
     version = max(int(now.timestamp()), min_version)
-    bins = dict(old_list.bins) if old_list is not None else {}
-    rewritten: dict[str, dict[str, ListedFile | None]] = {name: {} for name in _BINS if name not in bins}
-    for target, each in changed_targets.items():
-        rewritten.setdefault(find_bin(target), {})[target] = each
-    for name, bin_version in bins.items():
-        if _expires_soon(bin_version, now):
-            rewritten.setdefault(name, {})
+    old_bins = old_list.bins if old_list is not None else {}
+    changes_by_bin = _group_by_bin(changed_targets, old_bins, now)
     files: dict[str, bytes] = {}
-    for name, bin_changes in sorted(rewritten.items()):
-        previous_targets = read_bin(name, bins[name]) if name in bins else {}
-        targets = {target: each for target, each in {**previous_targets, **bin_changes}.items() if each is not None}
-        bins[name] = version
-        listed = {target: {"hashes": {"sha256": each.sha256}, "length": each.size} for target, each in targets.items()}
-        signed = {**_build_common_fields("targets", version, _get_expiry(version)), "targets": listed}
-        files[f"{SIGNED}{version}.{name}.json"] = _sign_metadata(signed, keys)
+    for name, changes in sorted(changes_by_bin.items()):
+        old_targets = read_bin(name, old_bins[name]) if name in old_bins else {}
+        targets = {target: file for target, file in {**old_targets, **changes}.items() if file is not None}
+        files[f"{SIGNED}{version}.{name}.json"] = _render_bin(version, targets, keys)
+    bins = {**old_bins, **dict.fromkeys(changes_by_bin, version)}
     targets_version = keys.targets_version if keys is not None else None
-    reference = (
-        old_list.snapshot if old_list is not None and not rewritten and old_list.targets == targets_version else None
-    )
-    if reference is None or _expires_soon(reference.version, now):
-        versions = {"targets": targets_version, **bins}
-        meta = {f"{name}.json": {"version": each} for name, each in versions.items() if each is not None}
-        snapshot = _sign_metadata(
-            {**_build_common_fields("snapshot", version, _get_expiry(version)), "meta": meta}, keys
-        )
-        reference = _SnapshotReference(version, compute_digest(snapshot), len(snapshot))
-        files[f"{SIGNED}{version}.snapshot.json"] = snapshot
+
+    snapshot = None
+    if old_list is not None and not changes_by_bin and old_list.targets == targets_version:
+        snapshot = old_list.snapshot
+    if snapshot is None or _expires_soon(snapshot.version, now):
+        snapshot_data = _render_snapshot(version, {"targets": targets_version, **bins}, keys)
+        snapshot = _SnapshotReference(version, compute_digest(snapshot_data), len(snapshot_data))
+        files[f"{SIGNED}{version}.snapshot.json"] = snapshot_data
+
     expires = now.astimezone(UTC).replace(microsecond=0) + VALID
+    files[LIST_TIMESTAMP] = _render_timestamp(version, expires, snapshot, tree_details, keys, now)
+    state = ListState(
+        version=version,
+        snapshot=snapshot,
+        expires=expires,
+        manifest=tree_details.manifest,
+        keyid=keys.keyid if keys is not None else None,
+        targets=targets_version,
+        bins=bins,
+    )
+    return state, files
+
+
+def _group_by_bin(
+    changed_targets: Mapping[str, ListedFile | None], old_bins: Mapping[str, int], now: datetime
+) -> dict[str, dict[str, ListedFile | None]]:
+    """Return the changed targets of each bin to write, including bins that do not exist yet or expire soon."""
+    changes_by_bin: dict[str, dict[str, ListedFile | None]] = {name: {} for name in _BINS if name not in old_bins}
+    for target, file in changed_targets.items():
+        changes_by_bin.setdefault(find_bin(target), {})[target] = file
+    for name, version in old_bins.items():
+        if _expires_soon(version, now):
+            changes_by_bin.setdefault(name, {})
+    return changes_by_bin
+
+
+def _render_bin(version: int, targets: Targets, keys: ListKeys | None) -> bytes:
+    listed = {target: {"hashes": {"sha256": file.sha256}, "length": file.size} for target, file in targets.items()}
+    return _sign_metadata({**_build_common_fields("targets", version, _get_expiry(version)), "targets": listed}, keys)
+
+
+def _render_snapshot(version: int, versions: Mapping[str, int | None], keys: ListKeys | None) -> bytes:
+    """Render a snapshot of metadata files. Omit files whose version is None."""
+    meta = {f"{name}.json": {"version": number} for name, number in versions.items() if number is not None}
+    return _sign_metadata({**_build_common_fields("snapshot", version, _get_expiry(version)), "meta": meta}, keys)
+
+
+def _render_timestamp(
+    version: int,
+    expires: datetime,
+    snapshot: _SnapshotReference,
+    tree_details: TreeDetails,
+    keys: ListKeys | None,
+    now: datetime,
+) -> bytes:
     timestamp = {
         **_build_common_fields("timestamp", version, expires),
         "gitboot": {
@@ -193,32 +238,22 @@ def amend_list(
         },
         "meta": {
             "snapshot.json": {
-                "hashes": {"sha256": reference.sha256},
-                "length": reference.size,
-                "version": reference.version,
+                "hashes": {"sha256": snapshot.sha256},
+                "length": snapshot.size,
+                "version": snapshot.version,
             }
         },
     }
-    files[LIST_TIMESTAMP] = _sign_metadata(timestamp, keys)
-    state = ListState(
-        version=version,
-        snapshot=reference,
-        expires=expires,
-        manifest=tree_details.manifest,
-        keyid=keys.keyid if keys is not None else None,
-        targets=targets_version,
-        bins=bins,
-    )
-    return state, files
-
-
-def _expires_soon(version: int, now: datetime) -> bool:
-    return _get_expiry(version) - now < _RESIGNED_BELOW
+    return _sign_metadata(timestamp, keys)
 
 
 def _build_common_fields(kind: str, version: int, expires: datetime) -> dict[str, Any]:
     # the specification is that of TUF
     return {"_type": kind, "expires": format_instant(expires), "spec_version": "1.0.31", "version": version}
+
+
+def _expires_soon(version: int, now: datetime) -> bool:
+    return _get_expiry(version) - now < _RESIGNED_BELOW
 
 
 def _get_expiry(version: int) -> datetime:
@@ -261,6 +296,9 @@ def find_listing(files: Files | None, server: str) -> ListedFile | None:
     """Return the digest and size of a server's listing, or None if the server's files do not include a listing."""
     file = files.get(listing_path(server)) if files is not None else None
     return ListedFile(file.sha256, len(file.content)) if file is not None else None
+
+
+# The files of a list
 
 
 class SignedList:
@@ -315,29 +353,25 @@ class SignedList:
         shared = render_listing(build_shared_listing(sorted(tree.read_shared().items())))
         listings = {SHARED_LISTING: shared} if disk.read(SHARED_LISTING) != shared else {}
         shared_target = {target_name(SHARED_LISTING): ListedFile(compute_digest(shared), len(shared))}
-        before = self._state
-        if before is not None and (
-            before.manifest != self._digest_before or not before.names <= present_versions.keys()
-        ):
-            before = None  # the changes do not begin with this list, or somebody removed files of the list
-        if before is not None and not _has_targets(disk, keys, before, shared_target):
+        old_list = self._find_extendable_list(present_versions.keys())
+        if old_list is not None and not _has_targets(disk, keys, old_list, shared_target):
             # a process may have ended after it wrote the listing but before it wrote the list
             self._changed |= shared_target
         is_unchanged = not self._changed and not root_files and not listings
-        if before is not None and is_unchanged and self._is_up_to_date(tree_details, keys, now):
+        if old_list is not None and is_unchanged and self._is_up_to_date(tree_details, keys, now):
             self._current_metadata = root_metadata
             return
         versions = [number for name, number in present_versions.items() if name not in root_metadata]
         min_version = 1 + max([*versions, parse_list_version(disk.read(LIST_TIMESTAMP))])
         amend = partial(amend_list, tree_details=tree_details, keys=keys, now=now, min_version=min_version)
-        found = None
-        if before is not None:
+        amended = None
+        if old_list is not None:
             with suppress(_UnusableList):
-                found = amend(before, self._changed, read_bin=partial(_read_bin, disk, keys))
-        if found is None:
-            changed = self._changed if self._digest_before is None else _read_all_targets(disk, tree)
-            found = amend(None, {**changed, **shared_target}, read_bin=lambda *_: {})
-        state, files = found
+                amended = amend(old_list, self._changed, read_bin=partial(_read_bin, disk, keys))
+        if amended is None:
+            targets = self._changed if self._digest_before is None else _read_all_targets(disk, tree)
+            amended = amend(None, {**targets, **shared_target}, read_bin=lambda *_: {})
+        state, files = amended
         timestamp = files.pop(LIST_TIMESTAMP)
         _write(disk, {**listings, **files}, now)
         for name in present_versions.keys() - root_metadata.keys():
@@ -351,6 +385,13 @@ class SignedList:
         for name in filter(is_staging_name, names):
             disk.remove(SIGNED + name)
         self._remove_superseded_files(disk, present_versions.keys() - state.names - root_metadata.keys(), now)
+
+    def _find_extendable_list(self, present_names: Collection[str]) -> ListState | None:
+        """Return the list in the tree if the recorded changes begin with this list and none of its files is missing."""
+        state = self._state
+        if state is None or state.manifest != self._digest_before or not state.names.issubset(present_names):
+            return None
+        return state
 
     def _is_up_to_date(self, tree_details: TreeDetails, keys: ListKeys | None, now: datetime) -> bool:
         """Return whether the list matches this manifest and these keys, and is not due for renewal."""
@@ -392,7 +433,7 @@ def parse_list_version(timestamp: bytes | None) -> int:
         version = json.loads(timestamp or b"")["signed"]["version"]
     except (KeyError, RecursionError, TypeError, ValueError):
         return 0
-    return version if isinstance(version, int) and 0 < version <= _MOST else 0
+    return version if isinstance(version, int) and 0 < version <= _MAX_VERSION else 0
 
 
 def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
@@ -406,51 +447,53 @@ def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
         meta = _verify_metadata(data, keys, _SnapshotMeta).meta
     except (KeyError, _UnusableList):
         return None
-    bins = {name.removesuffix(".json"): each.version for name, each in meta.items()}
+    versions = {name.removesuffix(".json"): file.version for name, file in meta.items()}
+    targets_version = versions.pop("targets", None)
     return ListState(
         version=timestamp.version,
         snapshot=_SnapshotReference(reference.version, reference.hashes.sha256, len(data)),
         expires=timestamp.expires,
         manifest=timestamp.gitboot.manifest,
         keyid=keys.keyid if keys is not None else None,
-        targets=bins.pop("targets", None),
-        bins=bins,
+        targets=targets_version,
+        bins=versions,
     )
 
 
 def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Targets:
     """Return the targets in a bin. Raises `_UnusableList` if gitboot did not write the file."""
-    found = _verify_metadata(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinMeta)
-    if found.version != version:
+    bin_meta = _verify_metadata(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinMeta)
+    if bin_meta.version != version:
         raise _UnusableList("another version")
-    return {target: ListedFile(each.hashes.sha256, each.length) for target, each in found.targets.items()}
+    return {target: ListedFile(meta.hashes.sha256, meta.length) for target, meta in bin_meta.targets.items()}
 
 
 def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
+    """Return whether a list contains these targets. Return False if a bin is missing or unusable."""
     with suppress(_UnusableList, KeyError):
-        return all(
-            _read_bin(disk, keys, name := find_bin(target), state.bins[name]).get(target) == listed
-            for target, listed in targets.items()
-        )
+        for target, listed in targets.items():
+            name = find_bin(target)
+            if _read_bin(disk, keys, name, state.bins[name]).get(target) != listed:
+                return False
+        return True
     return False
 
 
 def _read_all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
     """Return the digest and the size of each server's listing by target name, based on the states in the manifest."""
-    found: dict[str, ListedFile | None] = {}
+    targets: dict[str, ListedFile | None] = {}
     for server, digest in tree.iter_servers():
-        data, path = disk.read(state_path(server)), listing_path(server)
+        data = disk.read(state_path(server))
         if data is None or compute_digest(data) != digest:
             raise build_damage_error(disk.root, state_path(server))
-        if (listed := parse_state(data).files.get(path)) is not None:  # an earlier version of gitboot wrote no listings
-            found[target_name(path)] = listed
-    return found
+        path = listing_path(server)
+        listed = parse_state(data).files.get(path)
+        if listed is not None:  # an earlier version of gitboot wrote no listings
+            targets[target_name(path)] = listed
+    return targets
 
 
-PUBLICATION_KEY: Final = "publication.key"
-ROOTS: Final = re.compile(r"([1-9][0-9]*)\.root\.json")
-TARGETS: Final = re.compile(r"([1-9][0-9]*)\.targets\.json")
-INSTALL: Final = "signing a list needs python-tuf and cryptography: run pip install 'gitboot[signing]'"
+# The publication key
 
 
 class KeyUnreadable(UsageError):
@@ -491,13 +534,52 @@ def read_list_keys(folder: Path) -> ListKeys:
     Raises KeyUnreadable if a file is missing or malformed, or if other users may read the key. Raises KeyNotInRoot if
     the newest metadata of the root key does not name the publication key.
     """
+    key = _read_publication_key(folder / PUBLICATION_KEY)
+    keyval = {"public": key.public_key().public_bytes_raw().hex()}
+    # The key ID is the sha256 of the key's canonical JSON, as in python-tuf.
+    keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": keyval, "scheme": "ed25519"}))
+    roots = read_versions(folder, ROOTS)
+    targets = read_versions(folder, TARGETS)
+    if not roots or not targets or max(roots) != len(roots):
+        raise KeyUnreadable(
+            f"{folder} does not contain all *.root.json and *.targets.json files; copy these files from "
+            "the host that has the root key"
+        )
+    root_version, targets_version = max(roots), max(targets)
+    try:
+        for number, data in [*roots.items(), (targets_version, targets[targets_version])]:
+            if json.loads(data)["signed"]["version"] != number:
+                raise ValueError("the version in a file's name differs from the version in its content")
+        trust = _parse_key_trust(roots[root_version], targets[targets_version])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise KeyUnreadable(
+            f"{folder} contains invalid *.root.json or *.targets.json files; copy these files again from the "
+            "host that has the root key"
+        ) from None
+    if keyid not in trust.keyids:
+        raise KeyNotInRoot(
+            f"{root_version}.root.json and {targets_version}.targets.json in {folder} must both list "
+            f"{PUBLICATION_KEY}; copy the key and all .json files from the host that has the root key"
+        )
+    return ListKeys(
+        keyid=keyid,
+        root_expires=trust.expires,
+        targets_version=targets_version,
+        metadata={
+            f"{targets_version}.targets.json": targets[targets_version],
+            **{f"{number}.root.json": data for number, data in sorted(roots.items())},
+        },
+        _key=key,
+    )
+
+
+def _read_publication_key(file: Path) -> Ed25519PrivateKey:
     try:
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
     except ImportError:
         raise KeyUnreadable(INSTALL) from None
-    file = folder / PUBLICATION_KEY
     try:
         key = load_pem_private_key(read_private(file), password=None)
     except UsageError as error:
@@ -508,52 +590,31 @@ def read_list_keys(folder: Path) -> ListKeys:
         ) from None
     if not isinstance(key, Ed25519PrivateKey):
         raise KeyUnreadable(f"{file} is not an Ed25519 key; create one with `gitboot secret keygen --signed-list`")
-    keyval = {"public": key.public_key().public_bytes_raw().hex()}
-    # The key ID is the sha256 of the key's canonical JSON, as in python-tuf.
-    keyid = compute_digest(encode_canonical({"keytype": "ed25519", "keyval": keyval, "scheme": "ed25519"}))
-    roots, targets = read_versions(folder, ROOTS), read_versions(folder, TARGETS)
-    if not roots or not targets or max(roots) != len(roots):
-        raise KeyUnreadable(
-            f"{folder} does not contain all *.root.json and *.targets.json files; copy these files from "
-            "the host that has the root key"
-        )
-    newest, delegation = max(roots), max(targets)
-    try:
-        for number, data in [*roots.items(), (delegation, targets[delegation])]:
-            if json.loads(data)["signed"]["version"] != number:
-                raise ValueError("the version in a file's name differs from the version in its content")
-        signed, delegated = (json.loads(each)["signed"] for each in (roots[newest], targets[delegation]))
-        roles = (signed["roles"]["snapshot"], signed["roles"]["timestamp"], delegated["delegations"]["succinct_roles"])
-        trusted = [set(role["keyids"]) for role in roles]
-        expires = datetime.fromisoformat(signed["expires"])
-        if expires.tzinfo is None:
-            raise ValueError("a time without a zone")
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise KeyUnreadable(
-            f"{folder} contains invalid *.root.json or *.targets.json files; copy these files again from the "
-            "host that has the root key"
-        ) from None
-    if not all(keyid in each for each in trusted):
-        raise KeyNotInRoot(
-            f"{newest}.root.json and {delegation}.targets.json in {folder} must both list {PUBLICATION_KEY}; copy the "
-            "key and all .json files from the host that has the root key"
-        )
-    return ListKeys(
-        keyid=keyid,
-        root_expires=expires,
-        targets_version=delegation,
-        metadata={
-            f"{delegation}.targets.json": targets[delegation],
-            **{f"{number}.root.json": data for number, data in sorted(roots.items())},
-        },
-        _key=key,
-    )
+    return key
+
+
+class _KeyTrust(NamedTuple):
+    """The keys that may sign a list, according to the newest metadata of the root key."""
+
+    keyids: frozenset[str]  # the keys that may sign snapshots, timestamps and bins
+    expires: datetime  # the expiry of the root metadata
+
+
+def _parse_key_trust(root: bytes, targets: bytes) -> _KeyTrust:
+    """Parse root and targets metadata. Raises ValueError, KeyError, TypeError or RecursionError."""
+    signed, delegating = json.loads(root)["signed"], json.loads(targets)["signed"]
+    roles = (signed["roles"]["snapshot"], signed["roles"]["timestamp"], delegating["delegations"]["succinct_roles"])
+    keyids = [frozenset(role["keyids"]) for role in roles]
+    expires = datetime.fromisoformat(signed["expires"])
+    if expires.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return _KeyTrust(keyids[0].intersection(*keyids), expires)
 
 
 def read_versions(folder: Path, name: re.Pattern[str]) -> dict[int, bytes]:
     """Return the files in a folder whose names match ``name``, as content by the number in the name."""
     try:
-        found = {int(match[1]): path for path in folder.iterdir() if (match := name.fullmatch(path.name))}
-        return {number: path.read_bytes() for number, path in found.items()}
+        paths = {int(match[1]): path for path in folder.iterdir() if (match := name.fullmatch(path.name))}
+        return {number: path.read_bytes() for number, path in paths.items()}
     except OSError as error:
         raise KeyUnreadable(f"{folder} cannot be read: {error.strerror}") from None
