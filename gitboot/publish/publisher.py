@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 from msgspec import Struct, structs
 
@@ -16,7 +17,7 @@ from gitboot.jsonio import Digest, encode_canonical
 from gitboot.publish.durable_files import OPEN_MODES, Disk, TreeModes, apply_modes, has_content, make_root, staging_path
 from gitboot.publish.first_publication import NeededFile, check_free_space, fill_tree, finish_first_publication
 from gitboot.publish.manifest import MANIFEST, STATUS, TreeOrigin, compute_digest
-from gitboot.publish.signed_list import ListKeys, SignedList, TreeDetails, find_listing
+from gitboot.publish.signed_list import Listings, ListKeys, SignedList, TreeDetails, find_listing
 from gitboot.publish.tree_changes import (
     ContentReferences,
     Parts,
@@ -55,6 +56,13 @@ class PublicationResult(Struct, frozen=True, kw_only=True):
     @property
     def new(self) -> int:
         return len(self.written) + self.first_files
+
+
+class _Outcome(NamedTuple):
+    """The result of a publication, and the listings that it changed."""
+
+    result: PublicationResult
+    listings: Listings
 
 
 class OutputDirectory:
@@ -177,13 +185,13 @@ class OutputDirectory:
         the result, `ALL` stands for the shared files. If the result is None, the first publication must be complete.
         """
         tree = self._tree
-        if (
-            tree.origin is None
-            or tree.origin.ledger != self._ledger
-            or (changed_servers := find_changed_servers(tree, previous)) is None
-        ):
+        if tree.origin is None or tree.origin.ledger != self._ledger:
             return None
-        if (indexed := find_leftover_pairs(self._disk, tree)) is None:
+        changed_servers = find_changed_servers(tree, previous)
+        if changed_servers is None:
+            return None
+        indexed = find_leftover_pairs(self._disk, tree)
+        if indexed is None:
             return None
         for server, paths in {**previous.content, **changed_servers}.items():
             self._references.update(server, paths)
@@ -228,44 +236,29 @@ class OutputDirectory:
             self._tree = Tree(self._disk)
         publication = Publication(servers=servers, shared=shared, complete=complete, parts=parts)
         if self._unfinished is not None and not complete:
-            publication = structs.replace(
-                self._unfinished,
-                servers={**self._unfinished.servers, **servers},
-                shared=self._unfinished.shared if shared is None else shared,
-                parts=self._unfinished.parts.merge(parts),
-            )
+            publication = _merge_publications(self._unfinished, publication)
         self._unfinished = publication
         self._is_foreign = True
         _reject_foreign_tree(self._disk, self._tree, self._ledger, self._heir_of)
         self._is_foreign = False
         origin = TreeOrigin(commit=commit, gitboot=__version__, ledger=self._ledger)
-        before = self._disk.read(MANIFEST)
+        old_manifest = self._disk.read(MANIFEST)
         try:
             remove_staged_files(self._disk, self._tree.pending)
-            is_empty = is_empty_tree(self._disk, self._tree)
-            # None: the tree is not empty, or gitboot cannot rename files of a new tree to their final paths
-            filled_tree = (
-                fill_tree(self._disk, self._tree, publication, origin, at, self._report_progress) if is_empty else None
-            )
-            if filled_tree is None:
+            outcome = self._fill_empty_tree(publication, origin, at)
+            if outcome is None:
+                # `servers` may render its files when they are read, so gitboot reads them only once
                 publication = self._unfinished = structs.replace(publication, servers=dict(publication.servers.items()))
-                result, changed = self._publish_changes(publication, origin, at)
-                listings = {server: find_listing(publication.servers.get(server), server) for server in changed}
-            else:
-                self._tree.mark_complete(filled_tree.head)
-                self._references.update_all(filled_tree.content, complete=True)
-                result = PublicationResult(
-                    written=(), withdrawn=(), expired=(), unchanged=0, first_files=filled_tree.files_written
-                )
-                listings = dict(filled_tree.listings)
+                outcome = self._publish_changes(publication, origin, at)
             fill_reserve(self._disk)
         finally:
             self._disk.release_folders()
             self._report_progress(1, 1)
         self._unfinished, self._indexed, self._window_ends = None, frozenset(), WindowEnds()
         self._cache_manifest()
-        self._list.record_listings(listings, compute_digest(before) if before else None, self._last_manifest_digest)
-        return result
+        old_digest = compute_digest(old_manifest) if old_manifest else None
+        self._list.record_listings(outcome.listings, old_digest, self._last_manifest_digest)
+        return outcome.result
 
     def _cache_manifest(self) -> None:
         self._last_manifest = self._disk.read(MANIFEST)
@@ -300,30 +293,42 @@ class OutputDirectory:
                 self._disk.release_folders()
         return self._list.expires
 
-    def _publish_changes(
-        self, publication: Publication, origin: TreeOrigin, at: datetime
-    ) -> tuple[PublicationResult, Collection[str]]:
-        """Write a publication to an existing tree. Return the result, and the servers whose listings changed."""
+    def _fill_empty_tree(self, publication: Publication, origin: TreeOrigin, at: datetime) -> _Outcome | None:
+        """Write a first publication.
+
+        Return None if the tree is not empty, or if gitboot cannot rename files of a new tree to their final paths.
+        """
+        if not is_empty_tree(self._disk, self._tree):
+            return None
+        filled_tree = fill_tree(self._disk, self._tree, publication, origin, at, self._report_progress)
+        if filled_tree is None:
+            return None
+        self._tree.mark_complete(filled_tree.head)
+        self._references.update_all(filled_tree.content, complete=True)
+        result = PublicationResult(
+            written=(), withdrawn=(), expired=(), unchanged=0, first_files=filled_tree.files_written
+        )
+        return _Outcome(result, filled_tree.listings)
+
+    def _publish_changes(self, publication: Publication, origin: TreeOrigin, at: datetime) -> _Outcome:
+        """Write a publication to an existing tree."""
         tree = self._tree
         changes = decide_changes(self._disk, tree, self._references, publication, self._indexed, at)
         self._indexed = changes.possible_pairs
         head, manifest = amend_manifest(tree, origin, changes.digests, changes.shared)
-        if not (head == tree.head and changes.is_empty and not tree.pending):
-            written = set(changes.written)
-            found = {path: files[path].content for files in publication for path in files.keys() & written}
-            content, hard_links = (
-                {path: found[path] for path in changes.written},
-                _group_hard_links(changes, publication),
-            )
+        if head != tree.head or not changes.is_empty or tree.pending:
+            content = _collect_content(changes, publication)
+            hard_links = _group_hard_links(changes, publication)
             if tree.origin is None:  # complete an interrupted first publication
-                others = {path for paths in hard_links.values() for path in paths}
-                new_paths = content.keys() - others
+                linked_paths = {path for paths in hard_links.values() for path in paths}
+                new_paths = content.keys() - linked_paths
                 check_free_space(self._disk.root, (NeededFile(path, len(content[path])) for path in new_paths))
             write_changes(self._disk, tree, changes, content, hard_links, manifest, self._report_progress)
             tree.mark_complete(head)
             tree.retire(changes.retired, changes.at, changes.batches)
         self._references.update_all(changes.content, complete=publication.complete)
-        return _build_result(changes), changes.digests.keys()
+        listings = {server: find_listing(publication.servers.get(server), server) for server in changes.digests}
+        return _Outcome(_build_result(changes), listings)
 
     def _reopen(self) -> None:
         make_root(self._disk.root, self._disk.modes)
@@ -358,6 +363,16 @@ class OutputDirectory:
         self._disk.release_folders()
 
 
+def _merge_publications(unfinished: Publication, newer: Publication) -> Publication:
+    """Return an unfinished publication with the changes of a newer one."""
+    return structs.replace(
+        unfinished,
+        servers={**unfinished.servers, **newer.servers},
+        shared=unfinished.shared if newer.shared is None else newer.shared,
+        parts=unfinished.parts.merge(newer.parts),
+    )
+
+
 def _build_result(changes: TreeChanges) -> PublicationResult:
     return PublicationResult(
         written=tuple(changes.written),
@@ -367,21 +382,31 @@ def _build_result(changes: TreeChanges) -> PublicationResult:
     )
 
 
+def _collect_content(changes: TreeChanges, publication: Publication) -> dict[str, bytes]:
+    """Return the content of the written paths, in the order of these paths."""
+    written = set(changes.written)
+    content = {path: files[path].content for files in publication for path in files.keys() & written}
+    return {path: content[path] for path in changes.written}
+
+
 def _group_hard_links(changes: TreeChanges, publication: Publication) -> dict[str, tuple[str, ...]]:
     """Group the written paths of each server by identical content, keyed by the first path of each group.
 
     The paths of a group become hard links to one file. All links to a file belong to one server. Therefore, they are
     replaced together, they have the same date, and their number stays below the limit of the file system.
     """
-    written, taken = set(changes.written), set[str]()
-    found: dict[str, tuple[str, ...]] = {}
+    written = set(changes.written)
+    grouped: set[str] = set()  # the paths of earlier servers
+    hard_links: dict[str, tuple[str, ...]] = {}
     for files in publication:
-        paths: dict[Digest, list[str]] = {}
-        for path in sorted((files.keys() & written) - taken):
-            paths.setdefault(files[path].sha256, []).append(path)
-        taken.update(files)  # |= would copy the set for each server
-        found.update((first, tuple(others)) for first, *others in paths.values() if others)
-    return found
+        paths_by_digest: dict[Digest, list[str]] = {}
+        for path in sorted((files.keys() & written) - grouped):
+            paths_by_digest.setdefault(files[path].sha256, []).append(path)
+        grouped.update(files)  # |= would copy the set for each server
+        for paths in paths_by_digest.values():
+            if len(paths) > 1:
+                hard_links[paths[0]] = tuple(paths[1:])
+    return hard_links
 
 
 def _reject_foreign_tree(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
@@ -408,10 +433,8 @@ def write_changes(
     the tree may contain files of two versions, and ``tree.pending`` contains the affected paths.
     """
     batch_files = _render_batches(tree, changes)
-    union_shards, final_shards = (
-        render_shards(changes.shards_after_adding),
-        render_shards(changes.shards_after_removing),
-    )
+    union_shards = render_shards(changes.shards_after_adding)
+    final_shards = render_shards(changes.shards_after_removing)
     # After an interrupted publication, the paths of states in this set show which servers are affected. PENDING marks
     # sets for which this is true, because older versions of gitboot wrote sets without these paths.
     tree.mark_pending({*changes.paths, *changes.unchanged_states, *batch_files, *manifest, PENDING})
@@ -420,25 +443,20 @@ def write_changes(
         disk.sync()
         disk.place(PENDING)
         disk.sync()
-        _stage_files(
-            disk,
-            {**content, **batch_files, **union_shards, **manifest},
-            changes.at,
-            hard_links,
-            lambda done, total: report_progress(done, 2 * total),
-        )
+        staged = {**content, **batch_files, **union_shards, **manifest}
+        _stage_files(disk, staged, changes.at, hard_links, lambda done, total: report_progress(done, 2 * total))
         disk.sync()
         _place_files(disk, (path for path in content if is_content(path)))
         disk.sync()
         _place_files(disk, union_shards)
         states = set(changes.states)
         others = [path for path in (*content, *batch_files) if not is_content(path) and path not in states]
-        scripts = [path for path in others if publication_stage(path) is Stage.FIRST_SCRIPTS]
-        placed = [*changes.states, *(each for each in others if each not in scripts)]
+        first_scripts = [path for path in others if publication_stage(path) is Stage.FIRST_SCRIPTS]
+        placed = [*changes.states, *(path for path in others if path not in first_scripts)]
         _place_files(disk, iterate_with_progress(placed, lambda done, total: report_progress(total + done, 2 * total)))
-        if scripts:
+        if first_scripts:
             disk.sync()
-            _place_files(disk, scripts)
+            _place_files(disk, first_scripts)
         if final_shards:
             _stage_files(disk, final_shards, changes.at)
             disk.sync()
@@ -482,13 +500,13 @@ def _stage_files(
     hard_links: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     report_progress: ReportProgress = ignore_progress,
 ) -> None:
-    others = {path for paths in hard_links.values() for path in paths}
+    linked_paths = {path for paths in hard_links.values() for path in paths}
     for path, content in iterate_with_progress(contents.items(), report_progress):
-        if content is None or path in others:
+        if content is None or path in linked_paths:
             continue
         disk.stage(path, content, at)
-        for other in hard_links.get(path, ()):
-            disk.stage(other, content, at, linked_path=path)
+        for other_path in hard_links.get(path, ()):
+            disk.stage(other_path, content, at, linked_path=path)
 
 
 def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
@@ -497,13 +515,16 @@ def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
     These are the list of content that this publication retires, and the lists that an interrupted publication may have
     changed.
     """
-    since = {changes.at} if changes.retired else set[datetime]()
+    batches = {changes.at} if changes.retired else set[datetime]()
     if tree.pending:
-        since |= {each for each in tree.batches.difference(changes.batches) if batch_path(each) in tree.pending}
-    retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)} if since else {}
+        kept_batches = tree.batches.difference(changes.batches)
+        batches |= {since for since in kept_batches if batch_path(since) in tree.pending}
+    if not batches:
+        return {}
+    retired = {**tree.retired, **dict.fromkeys(changes.retired, changes.at)}
     return {
-        batch_path(at): encode_canonical(sorted(path for path, each in retired.items() if each == at))
-        for at in sorted(since)
+        batch_path(batch): encode_canonical(sorted(path for path, since in retired.items() if since == batch))
+        for batch in sorted(batches)
     }
 
 
