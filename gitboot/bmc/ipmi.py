@@ -105,7 +105,7 @@ class IpmiConnection:
             quirks_name=IPMI,
         )
 
-    def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
+    def read_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
         """Return ``observed`` unchanged, because IPMI does not report the BMC's clock."""
         return observed
 
@@ -123,16 +123,16 @@ class IpmiConnection:
         _, answer = self._send_requests(_KEEP_VALID, (*_SET_OPTIONS, 0x05, *_encode_flags(override)))
         _get_answer_bytes(answer)
 
-    def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
+    def read_reset_types(self, observed: BmcObservation) -> BmcObservation:
         """Return ``observed`` unchanged.
 
         ``observed`` already contains the reset types, because all BMCs with IPMI support the same types.
         """
         return observed
 
-    def reset(self, type: ResetType, observed: BmcObservation) -> None:
+    def reset(self, reset_type: ResetType, observed: BmcObservation) -> None:
         self.policy.check_fence()
-        (answer,) = self._send_requests((*_CHASSIS_CONTROL, _CONTROLS[type]))
+        (answer,) = self._send_requests((*_CHASSIS_CONTROL, _CONTROLS[reset_type]))
         _get_answer_bytes(answer)
 
     def _read_identity(self, guid: _Answer) -> ReportedIdentity:

@@ -256,7 +256,7 @@ class OverrideSession:
         error.
         """
         if record.override.enabled is OverrideEnabled.ONCE:
-            self._observed = observed = self._bmc.with_clock(observed, self._clock)
+            self._observed = observed = self._bmc.read_clock(observed, self._clock)
         record, earlier_records = structs.replace(record, marks=observed.marks), tuple(self._records.values())
         self._write_record(record)
         try:
@@ -277,7 +277,7 @@ class OverrideSession:
             return self._build_final_result()
         record = next((each for each in task.power_records if each.reason == wanted.reason), None)
         if record is None or record.state in (PowerRecordState.RECORDED, PowerRecordState.REQUESTED):
-            observed = bmc.with_clock(observed, clock)
+            observed = bmc.read_clock(observed, clock)
         changing_marks = find_changing_marks(observed, overrides, task.power_records)
         may_write = not (task.dry_run or task.read_only)
         if may_write:
@@ -310,7 +310,7 @@ class OverrideSession:
                     record = confirmed
                     power_message = f"{record.type} for {record.reason} is {record.state.lower()}"
                 case RequestReset(record=requested):
-                    if not observed.reset_types and (updated := bmc.with_reset_types(observed)).reset_types:
+                    if not observed.reset_types and (updated := bmc.read_reset_types(observed)).reset_types:
                         observed = updated  # gitboot decides again with the allowed reset types
                         continue
                     if not may_write:
@@ -401,11 +401,11 @@ def observe_bmc(
     records = tuple(records)
     observed = bmc.observe()
     if bmc.media is not None and needs_slots(wanted, records):
-        observed = bmc.media.with_slots(observed)
+        observed = bmc.media.read_slots(observed)
     if bmc.firmware is not None and needs_firmware_uri(wanted, observed):
-        observed = bmc.firmware.with_uri(observed)
+        observed = bmc.firmware.read_uri(observed)
     if with_clock or needs_clock(records, observed, clock()):
-        return bmc.with_clock(observed, clock)
+        return bmc.read_clock(observed, clock)
     return observed
 
 

@@ -730,7 +730,7 @@ def test_a_share_whose_protocol_the_drive_does_not_list_is_rejected_before_any_r
     _disc_drive(rack).protocols = ("HTTP", "HTTPS")
     share = MediaShare(prefix="http://", place="//10.112.0.2/images/", protocol="CIFS")
     bmc = rack.connect(shares=(share,))
-    slots = assign_slots(bmc.media.with_slots(bmc.observe()).slots, ISO, None)
+    slots = assign_slots(bmc.media.read_slots(bmc.observe()).slots, ISO, None)
     assert slots is not None
     with pytest.raises(BmcRejected, match=r"fetches images only over HTTP, HTTPS, but .* specifies CIFS"):
         bmc.media.insert(slots[ISO], ISO)

@@ -181,7 +181,7 @@ def redfish(data: bytes) -> None:
     try:
         with BmcConnection(bmc.url, credentials, connect_timeout_s=5, read_timeout_s=5) as connection:
             seen = connection.observe()
-            seen = connection.with_clock(seen, lambda: BEFORE)
+            seen = connection.read_clock(seen, lambda: BEFORE)
             if (override := adapt_override(wanted, seen)) is not None:
                 connection.set_override(override, seen)
             connection.set_override(NO_OVERRIDE, seen)

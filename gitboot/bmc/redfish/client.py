@@ -52,15 +52,17 @@ from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, Ope
 from gitboot.http_client import tls_context
 from gitboot.text import one_line
 
-_ROOT = "/redfish/v1/"
-
+_ROOT: Final = "/redfish/v1/"
+_BUSY_STATUSES: Final = frozenset({409, 423, 429, 503})
+_MAX_DETAIL_LENGTH: Final = 300
+_MAX_RETRY_AFTER_S: Final = 3600
+_APPLY_AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
 
 # sushy logs each error that it raises. Without a handler, Python would print it to stderr.
 logging.getLogger("sushy").addHandler(logging.NullHandler())
 
-
 # The error of gitboot for each error of sushy. For an HTTPError, the error of gitboot also depends on the status.
-ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]] = {
+ERROR_TYPES: Final[dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected]]] = {
     exceptions.SushyError: BmcUnreachable,
     exceptions.ConnectionError: BmcUnreachable,
     exceptions.HTTPError: BmcRejected,
@@ -80,7 +82,6 @@ ERROR_TYPES: dict[type[exceptions.SushyError], type[BmcUnreachable | BmcRejected
     exceptions.ExtensionError: BmcRejected,
     exceptions.OEMExtensionNotFoundError: BmcRejected,
 }
-_BUSY_STATUSES = frozenset({409, 423, 429, 503})
 
 
 class BmcConnection:
@@ -151,18 +152,21 @@ class BmcConnection:
         if self._system is None:
             paths = self.list_systems()
             if len(paths) != 1:
-                found = ", ".join(sorted(paths)) or "none"
-                raise BmcRejected(f"{self._address} has these systems: {found}. Set bmc.system to one of them")
+                listed = ", ".join(sorted(paths)) or "none"
+                raise BmcRejected(f"{self._address} has these systems: {listed}. Set bmc.system to one of them")
             self._system = paths[0]
         system = self.read(self._system)
         # iDRAC 10, AMI and BlueField keep the override in the Settings resource.
-        path = system.link("@Redfish.Settings", "SettingsObject")
-        settings = self.read(path) if path is not None and path != self._settings_without_override else None
-        if settings is not None and TARGET not in settings.boot:
-            self._settings_without_override, settings = path, None
+        settings_path = system.link("@Redfish.Settings", "SettingsObject")
+        if settings_path is None or settings_path == self._settings_without_override:
+            return build_observation(system, None)
+        settings = self.read(settings_path)
+        if TARGET not in settings.boot:
+            self._settings_without_override = settings_path
+            return build_observation(system, None)
         return build_observation(system, settings)
 
-    def with_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
+    def read_clock(self, observed: BmcObservation, clock: Callable[[], datetime]) -> BmcObservation:
         """Read the Manager's clock with one more request, and add it to ``observed``.
 
         Return ``observed`` unchanged if the Manager has no clock.
@@ -175,7 +179,7 @@ class BmcConnection:
     def set_override(self, override: Override, observed: BmcObservation) -> None:
         """Write the properties of an override that differ from ``observed``.
 
-        Some BMCs accept an override but do not store it.
+        Some BMCs accept an override but do not store it, so the caller must read the BMC again.
 
         ``override`` must come from `adapt_override`. Raises `BmcChanged` if the BMC no longer matches ``observed``.
         """
@@ -189,24 +193,29 @@ class BmcConnection:
 
         self.patch(observed.settings_path, {"Boot": boot}, observed.etags, is_changed)
 
-    def with_reset_types(self, observed: BmcObservation) -> BmcObservation:
+    def read_reset_types(self, observed: BmcObservation) -> BmcObservation:
         """Read the reset types from the ActionInfo with one more request, if the system itself does not report them."""
         info = self.find(observed.action_info_path) if not observed.reset_types else None
         return structs.replace(observed, reset_types=parse_reset_types(info)) if info is not None else observed
 
-    def reset(self, type: ResetType, observed: BmcObservation) -> None:
+    def reset(self, reset_type: ResetType, observed: BmcObservation) -> None:
         """Request ComputerSystem.Reset once. Some BMCs accept the request without resetting the machine."""
         if observed.reset_action is None:
             raise BmcRejected(f"{self._address}{observed.system} does not support the action ComputerSystem.Reset")
-        self.post(observed.reset_action, {"ResetType": type})
+        self.post(observed.reset_action, {"ResetType": reset_type})
 
     def is_redfish(self) -> bool:
-        """Return whether there is a Redfish service at the address. The request contains no credentials."""
-        url, connector = f"{self._address}{_ROOT}", self._connector
+        """Return whether there is a Redfish service at the address. The request contains no credentials.
+
+        Raises `BmcUnreachable` if there is no response, or if the response is not JSON.
+        """
+        url = f"{self._address}{_ROOT}"
+        connector = self._connector
         request = connector._session.prepare_request(Request("GET", url, auth=lambda prepared: prepared))
         timeouts = connector._connect_timeout, connector._default_request_timeout
         try:
-            return "RedfishVersion" in _parse_resource(connector._session.send(request, timeout=timeouts)).body
+            response = connector._session.send(request, timeout=timeouts)
+            return "RedfishVersion" in _parse_resource(response).body
         except RequestException as error:
             connection_error = exceptions.ConnectionError(url=url, error=error)
             connection_error.__cause__ = error
@@ -245,7 +254,8 @@ class BmcConnection:
         BMC rejects every form.
         """
         refused_forms: list[str] = []
-        answer, retry_after_s = "", None
+        answer = ""
+        retry_after_s = None
         problem = "the resource has not changed, but the BMC rejects every form of the resource's ETag"
         own_path = self._get_own_path("PATCH", path)
         for if_match in list_if_match_values(etags):
@@ -303,8 +313,9 @@ class BmcConnection:
         if status == HTTPStatus.UNAUTHORIZED:
             name = f' "{self._credentials}"' if self._credentials else ""
             problem = f"the BMC rejects the user name or password in the credentials{name}"
-            if (why := self.login.session_failure) is not None:
-                problem += f" by basic authentication, and does not open a session: {why}"
+            session_failure = self.login.session_failure
+            if session_failure is not None:
+                problem += f" by basic authentication, and does not open a session: {session_failure}"
             return BmcRejected(f"{request}: {status}: {problem}")
         body = json.dumps(error.body) if error.body else ""
         message = f"{request}: {status} {_format_reason(error)}"
@@ -312,7 +323,9 @@ class BmcConnection:
             return BmcChanged(message, retry_after_s=_parse_retry_after(self._retry_after))
         if status in _BUSY_STATUSES or any(f'{reason}"' in body for reason in TEMPORARY_REFUSALS):
             return BmcBusy(message, retry_after_s=_parse_retry_after(self._retry_after))
-        return BmcRejected(message) if status in {501, 505} else ERROR_TYPES[type(error)](message)
+        if status in {501, 505}:
+            return BmcRejected(message)
+        return ERROR_TYPES[type(error)](message)
 
 
 def _translate_error(error: exceptions.SushyError, request: str) -> TemporaryError | OperatorError:
@@ -337,23 +350,16 @@ def _parse_resource(response: Response) -> Resource:
         raise BmcUnreachable(f"GET {response.url}: the response is not JSON") from error
     if not isinstance(body, dict):
         raise BmcUnreachable(f"GET {response.url}: the response is not a JSON object")
-    return Resource(
-        url=response.url, body=body, etags=read_etags(response.headers.get("ETag"), body.get("@odata.etag"))
-    )
+    etags = read_etags(response.headers.get("ETag"), body.get("@odata.etag"))
+    return Resource(url=response.url, body=body, etags=etags)
 
 
 def _format_reason(error: exceptions.HTTPError) -> str:
     return _shorten(error.detail or (json.dumps(error.body) if error.body else "without a reason"))
 
 
-_MAX_DETAIL_LENGTH = 300
-
-
 def _shorten(text: object) -> str:  # sushy does not check whether a message is a string
     return one_line(str(text))[:_MAX_DETAIL_LENGTH]
-
-
-_MAX_RETRY_AFTER_S = 3600
 
 
 def _parse_retry_after(retry_after: str | None) -> int | None:
@@ -364,18 +370,15 @@ def _parse_retry_after(retry_after: str | None) -> int | None:
     return min(int(retry_after[:6]), _MAX_RETRY_AFTER_S) if retry_after and retry_after.isdecimal() else None
 
 
-_APPLY_AT_RESET: Final = {"@Redfish.SettingsApplyTime": {"ApplyTime": "OnReset"}}
-
-
 class RedfishFirmware:
     """The firmware settings of a system. Methods may raise the same errors as those of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection) -> None:
         self._bmc = bmc
-        # the URI, and the marks of the machine when gitboot read the URI
-        self._uri: tuple[tuple[str | None, ...], str | None] | None = None
+        self._uri: str | None = None
+        self._uri_state: tuple[str | None, ...] | None = None  # the state of the machine when gitboot read the URI
 
-    def with_secure_boot(self, observed: BmcObservation) -> BmcObservation:
+    def read_secure_boot(self, observed: BmcObservation) -> BmcObservation:
         """Read the Secure Boot state with one more request.
 
         Add the state to ``observed`` if the user's role may read it.
@@ -383,20 +386,22 @@ class RedfishFirmware:
         resource = self._bmc.find(observed.secure_boot_path)
         return structs.replace(observed, secure_boot=parse_secure_boot(resource)) if resource is not None else observed
 
-    def with_uri(self, observed: BmcObservation) -> BmcObservation:
+    def read_uri(self, observed: BmcObservation) -> BmcObservation:
         """Read the HTTP boot URI with one more request, and add it to ``observed`` if the user's role may read the URI.
 
         The setting changes only at a reset, so gitboot reads the setting again only after the machine's marks have
         changed.
         """
-        setting, marks = get_quirks(observed).firmware_uri, observed.marks
-        state = observed.power, marks.last_reset_time, marks.boot_progress, marks.boot_progress_time
+        setting = get_quirks(observed).firmware_uri
         if setting is None or observed.bios_path is None:
             return observed
-        if self._uri is None or self._uri[0] != state or not any(state[1:]):
+        marks = (observed.marks.last_reset_time, observed.marks.boot_progress, observed.marks.boot_progress_time)
+        state = (observed.power, *marks)
+        if state != self._uri_state or not any(marks):
             bios = self._bmc.find(observed.bios_path)
-            self._uri = state, setting.read(bios.attributes) if bios is not None else None
-        return structs.replace(observed, firmware_uri=self._uri[1])
+            self._uri = setting.read(bios.attributes) if bios is not None else None
+            self._uri_state = state
+        return structs.replace(observed, firmware_uri=self._uri)
 
     def store_uri(self, uri: str, observed: BmcObservation) -> bool:
         """Store a URI in the firmware settings for the next reset. Some BMCs accept the URI but do not apply it.
@@ -430,21 +435,24 @@ class RedfishMedia:
     """The virtual media of a system. Methods may raise the same errors as those of `BmcConnection`."""
 
     def __init__(self, bmc: BmcConnection, shares: tuple[MediaShare, ...], share_login: Credentials | None) -> None:
-        self._bmc, self._quirks = bmc, STANDARD
-        self._shares, self._share_login = shares, share_login
+        self._bmc = bmc
+        self._quirks = STANDARD
+        self._shares = shares
+        self._share_login = share_login
 
-    def with_slots(self, observed: BmcObservation) -> BmcObservation:
+    def read_slots(self, observed: BmcObservation) -> BmcObservation:
         """Add the virtual media slots to ``observed``. Before Redfish 2020.4, the slots belong to the Manager."""
-        paths = self._bmc.read(observed.virtual_media_path).members if observed.virtual_media_path is not None else ()
+        paths: tuple[str, ...] = ()
+        if observed.virtual_media_path is not None:
+            paths = self._bmc.read(observed.virtual_media_path).members
         if not paths and observed.manager_path is not None:
             collection = self._bmc.read(observed.manager_path).link("VirtualMedia")
             paths = self._bmc.read(collection).members if collection is not None else ()
         self._quirks = get_quirks(observed)
         prefixes = self._quirks.network_drives
-        slot_paths = (
-            path for path in paths if not prefixes or path.rstrip("/").rpartition("/")[2].startswith(prefixes)
-        )
-        return structs.replace(observed, slots=tuple(map(self._read_slot, slot_paths)))
+        if prefixes:
+            paths = tuple(path for path in paths if path.rstrip("/").rpartition("/")[2].startswith(prefixes))
+        return structs.replace(observed, slots=tuple(map(self._read_slot, paths)))
 
     def insert(self, slot: MediaSlot, url: str) -> None:
         """Insert an image, which the BMC then downloads.
@@ -470,9 +478,14 @@ class RedfishMedia:
         self._send_change(slot, slot.eject_target, EJECT_REQUEST if slot.eject_target is None else {})
 
     def _read_slot(self, path: str) -> MediaSlot:
+        """Read a slot. If its image is a copy on a share, show the original URL instead."""
         slot = structs.replace(parse_slot(self._bmc.read(path), self._quirks), shares=self._shares)
-        urls = (share.find_original_url(slot.image) for share in self._shares if slot.image is not None)
-        return structs.replace(slot, image=next((url for url in urls if url is not None), slot.image))
+        if slot.image is not None:
+            for share in self._shares:
+                url = share.find_original_url(slot.image)
+                if url is not None:
+                    return structs.replace(slot, image=url)
+        return slot
 
     def _send_change(self, slot: MediaSlot, action: str | None, body: Mapping[str, Any]) -> None:
         if action is None:

@@ -472,7 +472,7 @@ def _inspect_bmc(task: ManualTask, bmc: Driver, *, at: datetime, find_fault: Fin
     """
     observed = observe_bmc(bmc, task.wanted, task.records, lambda: at)
     if bmc.firmware is not None:
-        observed = bmc.firmware.with_secure_boot(observed)
+        observed = bmc.firmware.read_secure_boot(observed)
     identified = task.compare_identity(observed, find_pinned_identity(task.pinned, task.bmc.normalized_address))
     step = next_step(
         wanted=task.wanted,
@@ -492,7 +492,7 @@ def _inspect_bmc(task: ManualTask, bmc: Driver, *, at: datetime, find_fault: Fin
         power_step = next_power_step(
             wanted=power_change,
             record=next((each for each in task.power_records if each.reason == power_change.reason), None),
-            observed=bmc.with_reset_types(observed),
+            observed=bmc.read_reset_types(observed),
             overrides=task.records,
             now=at,
             identity_result=identified,
@@ -587,7 +587,7 @@ def switch_power(
     def work(task: ManualTask, bmc: Driver) -> PowerResult:
         if bmc.login is not None:
             bmc.login.keeps_session = False  # at most two requests do not justify a session
-        seen = bmc.with_reset_types(bmc.observe())
+        seen = bmc.read_reset_types(bmc.observe())
         step = choose_power_step(
             action,
             seen,

@@ -683,11 +683,11 @@ def test_the_clock_of_a_manager_is_read_with_its_offset(
 
 def test_the_clock_is_read_once_and_only_from_a_bmc_that_has_a_manager(rack: Rack) -> None:
     machine, server, bmc = rack.machine, rack.server, rack.connect()
-    seen = bmc.with_clock(bmc.observe(), lambda: machine.now)
+    seen = bmc.read_clock(bmc.observe(), lambda: machine.now)
     assert (seen.marks.bmc_time, seen.manager_path) == ("2026-11-20T12:00:00+00:00", "/redfish/v1/Managers/1")
-    assert bmc.with_clock(seen, lambda: machine.now) == seen
+    assert bmc.read_clock(seen, lambda: machine.now) == seen
     without = structs.replace(bmc.observe(), manager_path=None)
-    assert bmc.with_clock(without, lambda: machine.now) == without
+    assert bmc.read_clock(without, lambda: machine.now) == without
     assert [request.path for request in server.service.requests] == [machine.path, seen.manager_path, machine.path]
 
 

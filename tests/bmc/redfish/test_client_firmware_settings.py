@@ -203,8 +203,8 @@ def test_firmware_settings_are_read_only_for_http_boot_and_once_for_each_reset(m
     assert reads() == 0, "no HTTP boot is wanted"
     with rack.connect() as bmc:
         for _ in range(3):
-            assert bmc.firmware.with_uri(bmc.observe()).firmware_uri == ""
+            assert bmc.firmware.read_uri(bmc.observe()).firmware_uri == ""
         assert reads() == 1
         rack.machine.bios.attributes |= {"HttpDev1Uri": OTHERS, "HttpDev1EnDis": "Enabled"}
         rack.boot()
-        assert bmc.firmware.with_uri(bmc.observe()).firmware_uri == OTHERS
+        assert bmc.firmware.read_uri(bmc.observe()).firmware_uri == OTHERS

@@ -142,10 +142,10 @@ def test_an_image_is_fetched_from_a_share_with_its_own_credentials_and_ejected(e
             shares=(share,),
             share_login=login,
         ) as bmc:
-            slots = assign_slots(bmc.media.with_slots(bmc.observe()).slots, url, None)
+            slots = assign_slots(bmc.media.read_slots(bmc.observe()).slots, url, None)
             assert slots is not None
             bmc.media.insert(slots[url], url)
-            shown = find_slot(url, bmc.media.with_slots(bmc.observe()).slots)
+            shown = find_slot(url, bmc.media.read_slots(bmc.observe()).slots)
             assert shown is not None and shown.path == slots[url].path
             bmc.media.eject(shown)
-            assert find_slot(url, bmc.media.with_slots(bmc.observe()).slots) is None
+            assert find_slot(url, bmc.media.read_slots(bmc.observe()).slots) is None

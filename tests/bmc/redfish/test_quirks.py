@@ -176,7 +176,7 @@ def _test_insertions(bmc: BmcConnection, machine: Machine) -> list[str]:
 
 
 def _insert_medium(bmc: BmcConnection, machine: Machine, url: str) -> str:
-    seen = bmc.media.with_slots(bmc.observe())
+    seen = bmc.media.read_slots(bmc.observe())
     if (slots := assign_slots(seen.slots, url, None)) is None:
         return "no drive is free"
     if find_slot(url, seen.slots) is None or slots[url].may_be_stale:
@@ -211,7 +211,7 @@ def _set(bmc: BmcConnection, wanted: Override) -> str | None:
     """Why it cannot be set, if so."""
     seen = bmc.observe()
     if seen.has_uri_setting:
-        seen = bmc.firmware.with_uri(seen)
+        seen = bmc.firmware.read_uri(seen)
     fitted = adapt_override(wanted, seen)
     if fitted is None:
         return "unsupported"

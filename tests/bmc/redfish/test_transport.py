@@ -467,16 +467,16 @@ Call = Callable[[BmcConnection, BmcObservation], object]
 CALLS: list[tuple[str, Profile, str, Call]] = [
     ("observe", GENERIC, "GET", lambda bmc, _: bmc.observe()),
     ("is_redfish", GENERIC, "GET", lambda bmc, _: bmc.is_redfish()),
-    ("with_clock", GENERIC, "GET", lambda bmc, seen: bmc.with_clock(seen, lambda: datetime(2026, 11, 20, tzinfo=UTC))),
+    ("read_clock", GENERIC, "GET", lambda bmc, seen: bmc.read_clock(seen, lambda: datetime(2026, 11, 20, tzinfo=UTC))),
     ("set_override", GENERIC, "PATCH", lambda bmc, seen: bmc.set_override(ONCE.override, seen)),
     ("reset", GENERIC, "POST", lambda bmc, seen: bmc.reset(ResetType.FORCE_RESTART, seen)),
-    ("with_slots", GENERIC, "GET", lambda bmc, seen: bmc.media.with_slots(seen)),
+    ("read_slots", GENERIC, "GET", lambda bmc, seen: bmc.media.read_slots(seen)),
     ("insert", GENERIC, "POST", lambda bmc, seen: bmc.media.insert(seen.slots[1], ISO)),
     ("eject", GENERIC, "POST", lambda bmc, seen: bmc.media.eject(seen.slots[1])),
     ("insert by PATCH", XCC, "PATCH", lambda bmc, seen: bmc.media.insert(seen.slots[1], ISO)),
     ("eject by PATCH", XCC, "PATCH", lambda bmc, seen: bmc.media.eject(seen.slots[1])),
-    ("with_secure_boot", GENERIC, "GET", lambda bmc, seen: bmc.firmware.with_secure_boot(seen)),
-    ("with_uri", IDRAC9, "GET", lambda bmc, seen: bmc.firmware.with_uri(seen)),
+    ("read_secure_boot", GENERIC, "GET", lambda bmc, seen: bmc.firmware.read_secure_boot(seen)),
+    ("read_uri", IDRAC9, "GET", lambda bmc, seen: bmc.firmware.read_uri(seen)),
     ("keep_uri", IDRAC9, "PATCH", lambda bmc, seen: bmc.firmware.store_uri("http://boot.test/loader", seen)),
 ]
 
@@ -489,7 +489,7 @@ CALLS: list[tuple[str, Profile, str, Call]] = [
 )
 def test_each_call_to_a_bmc_that_sends_slowly_ends_at_its_deadline(rack: Rack, method: str, call: Call) -> None:
     with rack.connect(read_timeout_s=60) as patient:
-        seen = patient.media.with_slots(patient.observe())
+        seen = patient.media.read_slots(patient.observe())
         seen = structs.replace(seen, secure_boot_path=f"{rack.machine.path}/SecureBoot", firmware_uri="")
     rack.server.fault(SLOW_ANSWER, on=method, times=9)
     bmc = rack.connect(connect_timeout_s=SHORT_DEADLINE_S, read_timeout_s=SHORT_DEADLINE_S)
@@ -523,7 +523,7 @@ def test_a_task_ends_at_its_deadline_even_if_each_request_gets_a_response(rack: 
             policy.measure_requests(),
             pytest.raises(BmcUnreachable, match=r"the BMC took more than 0\.5 s in total to respond"),
         ):
-            bmc.media.with_slots(seen)
+            bmc.media.read_slots(seen)
         assert len(rack.server.service.requests) < 8000
         assert bmc.observe().power == "On", "the deadline is that of the job"
 
