@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
@@ -27,6 +26,7 @@ from gitboot.resolve.server_decision import OverrideEnabled
 
 # How long an operating system may take to shut down. This is Ironic's default ([conductor]soft_power_off_timeout).
 SHUTDOWN_TIMEOUT: Final = timedelta(minutes=10)
+_SHOW_DELAY: Final = timedelta(minutes=1)  # how long a BMC may take to show a reset
 # If a BMC reports the time of its boot progress, each boot changes that time. Some BMCs do not update LastResetTime.
 _RELIABLE_MARKS: Final = frozenset({"boot_progress_time"})
 
@@ -112,7 +112,6 @@ class WritePowerRecord(Struct, frozen=True, kw_only=True):
 
 
 PowerChangeStep = NoChange | RequestReset | WritePowerRecord | Wait | AskOperator
-_SHOW_DELAY: Final = timedelta(minutes=1)  # how long a BMC may take to show a reset
 
 
 def next_power_step(
@@ -129,46 +128,71 @@ def next_power_step(
 
     ``changing_marks`` are the marks that change when this machine is reset, as earlier resets have shown.
     """
-    request = partial(_request_reset, wanted, record, observed, now)
-    find_delay = partial(
-        _explain_delay, observed=observed, overrides=overrides, now=now, identity_result=identity_result
-    )
+    goal = _PowerGoal(wanted, observed, overrides, now, identity_result)
     if record is None or record.state is PowerRecordState.REFUSED:
-        if observed.power not in ("On", "Off"):
-            return Wait(why=f"the machine's power state is {observed.power or 'unknown'}")
-        if (observed.power == "On") is (wanted.operation is PowerOperation.ON):
-            return NoChange(
-                why="the machine is on"
-                if wanted.operation is PowerOperation.ON
-                else "the machine is off, so gitboot does not restart it"
-            )
-        return Wait(why=why) if (why := find_delay(wanted)) is not None else request(_RESET_TYPES[wanted.operation])
+        return _start_operation(goal, record)
     if record.state is PowerRecordState.BACK:
         return NoChange()
     if record.state is PowerRecordState.DONE:
         is_back = observed.runs_os and observed.marks.has_passed_post_since(record.marks)
         return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.BACK)) if is_back else NoChange()
-    just_requested = timedelta() <= now - record.at < _SHOW_DELAY
-    wait_step = Wait(why=f"gitboot requested {record.type} a moment ago, but the BMC does not show the result yet")
     if record.type in _POWER_ON_TYPES:
-        if observed.power == "On":
-            return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
-        if just_requested:
-            return wait_step
-        if record.state is PowerRecordState.RECORDED and _has_not_booted(wanted, observed, overrides):
-            return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
-        return request_operator(
-            f"gitboot requested {record.type} for {record.reason}, but the machine is off. gitboot does not repeat the"
-            " request"
-        )
-    match observed.marks.find_reset_since(record.marks, changing_marks=changing_marks | _RELIABLE_MARKS):
+        return _check_power_on(goal, record)
+    return _check_reset(goal, record, changing_marks | _RELIABLE_MARKS)
+
+
+class _PowerGoal(NamedTuple):
+    """A wanted power operation, and the reading and time for which gitboot decides."""
+
+    wanted: WantedPowerChange
+    observed: BmcObservation
+    overrides: Collection[OverrideRecord]
+    now: datetime
+    identity_result: IdentityResult
+
+    def is_recent(self, record: PowerRecord, period: timedelta) -> bool:
+        """Return whether the last request is more recent than ``period``. False if the clock was set back."""
+        return timedelta() <= self.now - record.at < period
+
+
+def _start_operation(goal: _PowerGoal, record: PowerRecord | None) -> PowerChangeStep:
+    """Return the step that requests the wanted operation, or the reason why gitboot does not request it now."""
+    operation, power = goal.wanted.operation, goal.observed.power
+    if power not in ("On", "Off"):
+        return Wait(why=f"the machine's power state is {power or 'unknown'}")
+    if operation is PowerOperation.ON and power == "On":
+        return NoChange(why="the machine is on")
+    if operation is not PowerOperation.ON and power == "Off":
+        return NoChange(why="the machine is off, so gitboot does not restart it")
+    delay = _explain_delay(goal, may_start_now=goal.wanted.may_start_now)
+    return Wait(why=delay) if delay is not None else _request_reset(goal, record, _RESET_TYPES[operation])
+
+
+def _check_power_on(goal: _PowerGoal, record: PowerRecord) -> PowerChangeStep:
+    """Return the step after a request to turn the machine on."""
+    if goal.observed.power == "On":
+        return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
+    if goal.is_recent(record, _SHOW_DELAY):
+        return _wait_for_result(record)
+    if record.state is PowerRecordState.RECORDED and _has_not_booted(goal):
+        return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
+    return request_operator(
+        f"gitboot requested {record.type} for {record.reason}, but the machine is off. gitboot does not repeat the"
+        " request"
+    )
+
+
+def _check_reset(goal: _PowerGoal, record: PowerRecord, changing_marks: frozenset[str]) -> PowerChangeStep:
+    """Return the step after a request to reset the machine."""
+    was_requested_now = goal.is_recent(record, _SHOW_DELAY)
+    match goal.observed.marks.find_reset_since(record.marks, changing_marks=changing_marks):
         case ResetConclusion.SEEN:
             return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.DONE))
         # The BMC accepted the request, so the operation counts as done.
         case ResetConclusion.UNKNOWN if record.state is PowerRecordState.REQUESTED:
             return NoChange(why=f"the BMC accepted {record.type}, but does not show the result")
-        case ResetConclusion.UNKNOWN if just_requested:
-            return wait_step
+        case ResetConclusion.UNKNOWN if was_requested_now:
+            return _wait_for_result(record)
         case ResetConclusion.UNKNOWN:
             return request_operator(
                 f"gitboot cannot tell whether the BMC received {record.type} for {record.reason}, so gitboot does not"
@@ -176,13 +200,82 @@ def next_power_step(
             )
     # The machine has not reset since the request. It is still shutting down, or the request had no effect.
     if record.type is ResetType.GRACEFUL_RESTART:
-        if timedelta() <= now - record.at < SHUTDOWN_TIMEOUT:
+        if goal.is_recent(record, SHUTDOWN_TIMEOUT):
             return NoChange(why=f"gitboot requested a graceful restart at {record.at:%H:%M:%S}")
-        why = find_delay(structs.replace(wanted, may_start_now=True))
-        return Wait(why=why) if why is not None else request(_RESET_TYPES[PowerOperation.RESTART])
-    if just_requested or record.state is PowerRecordState.REQUESTED:
+        delay = _explain_delay(goal, may_start_now=True)
+        if delay is not None:
+            return Wait(why=delay)
+        return _request_reset(goal, record, _RESET_TYPES[PowerOperation.RESTART])
+    if was_requested_now or record.state is PowerRecordState.REQUESTED:
         return NoChange(why=f"gitboot requested {record.type}, but the machine has not been reset since then")
     return WritePowerRecord(record=structs.replace(record, state=PowerRecordState.REFUSED))
+
+
+def _wait_for_result(record: PowerRecord) -> Wait:
+    return Wait(why=f"gitboot requested {record.type} a moment ago, but the BMC does not show the result yet")
+
+
+def _explain_delay(goal: _PowerGoal, *, may_start_now: bool) -> str | None:
+    """Return why gitboot must not change the power of a machine now, or None if there is no such reason."""
+    wanted, observed = goal.wanted, goal.observed
+    if isinstance(goal.identity_result, AnotherMachine | IdentityChanged):
+        return f"AnotherMachine: {goal.identity_result.message}"
+    if not may_start_now:
+        return "the machine's power wave has not started"
+    if wanted.valid_until is not None and goal.now >= wanted.valid_until:
+        return "the plan has ended, and gitboot has not made the next plan yet"
+    if observed.in_post:  # there is no time limit for this, because the machine may be updating its firmware
+        return "the machine is in POST"
+    is_set = wanted.override_reason is None or any(
+        record.reason == wanted.override_reason
+        and record.state is OverrideState.CONFIRMED
+        and is_override_shown(record.override, observed)
+        for record in goal.overrides
+    )
+    return None if is_set else "gitboot has not confirmed the override"
+
+
+def _request_reset(goal: _PowerGoal, record: PowerRecord | None, types: Iterable[ResetType]) -> PowerChangeStep:
+    """Return the step that requests the first of these reset types that the BMC allows."""
+    wanted = goal.wanted
+    reset_type = _find_allowed_type(types, goal.observed)
+    if reset_type is None:
+        return AskOperator(
+            condition=OperatorCondition.UNSUPPORTED,
+            message=f"the plan needs {wanted.operation}, but the BMC allows only "
+            f"{', '.join(sorted(goal.observed.reset_types))}",
+        )
+    if not wanted.may_reset:
+        return NoChange()
+    return RequestReset(
+        record=PowerRecord(
+            reason=wanted.reason,
+            type=reset_type,
+            marks=goal.observed.marks,
+            state=PowerRecordState.RECORDED,
+            at=goal.now,
+            since=record.since if record is not None and record.state.is_open else goal.now,
+            end=wanted.window_end,
+        )
+    )
+
+
+def _find_allowed_type(types: Iterable[ResetType], observed: BmcObservation) -> ResetType | None:
+    """Return the first of these reset types that the BMC allows. A BMC that reports no types allows all of them."""
+    return next((each for each in types if not observed.reset_types or each in observed.reset_types), None)
+
+
+def _has_not_booted(goal: _PowerGoal) -> bool:
+    """Return whether the machine has definitely not booted since power-on, because a one-time override is still set."""
+    observed = goal.observed
+    return any(
+        record.reason == goal.wanted.override_reason
+        and record.override.enabled is OverrideEnabled.ONCE
+        and record.state is OverrideState.CONFIRMED
+        and is_override_shown(record.override, observed)
+        and add_known_clock(observed, record).find_reset_since(record.marks) is not ResetConclusion.SEEN
+        for record in goal.overrides
+    )
 
 
 def mark_recovered_records(records: Iterable[PowerRecord], observed: BmcObservation) -> tuple[PowerRecord, ...]:
@@ -202,70 +295,7 @@ def find_changing_marks(
     return frozenset[str]().union(*(observed.marks.find_later_marks(marks) for marks in earlier_marks))
 
 
-def _explain_delay(
-    wanted: WantedPowerChange,
-    observed: BmcObservation,
-    overrides: Collection[OverrideRecord],
-    now: datetime,
-    identity_result: IdentityResult,
-) -> str | None:
-    """Return why gitboot must not change the power of a machine now, or None if there is no such reason."""
-    if isinstance(identity_result, AnotherMachine | IdentityChanged):
-        return f"AnotherMachine: {identity_result.message}"
-    if not wanted.may_start_now:
-        return "the machine's power wave has not started"
-    if wanted.valid_until is not None and now >= wanted.valid_until:
-        return "the plan has ended, and gitboot has not made the next plan yet"
-    if observed.in_post:  # there is no time limit for this, because the machine may be updating its firmware
-        return "the machine is in POST"
-    is_set = wanted.override_reason is None or any(
-        each.reason == wanted.override_reason
-        and each.state is OverrideState.CONFIRMED
-        and is_override_shown(each.override, observed)
-        for each in overrides
-    )
-    return None if is_set else "gitboot has not confirmed the override"
-
-
-def _request_reset(
-    wanted: WantedPowerChange,
-    record: PowerRecord | None,
-    observed: BmcObservation,
-    now: datetime,
-    types: Iterable[ResetType],
-) -> PowerChangeStep:
-    allowed = observed.reset_types
-    found = next((each for each in types if not allowed or each in allowed), None)
-    if found is None:
-        return AskOperator(
-            condition=OperatorCondition.UNSUPPORTED,
-            message=f"the plan needs {wanted.operation}, but the BMC allows only {', '.join(sorted(allowed))}",
-        )
-    if not wanted.may_reset:
-        return NoChange()
-    return RequestReset(
-        record=PowerRecord(
-            reason=wanted.reason,
-            type=found,
-            marks=observed.marks,
-            state=PowerRecordState.RECORDED,
-            at=now,
-            since=record.since if record is not None and record.state.is_open else now,
-            end=wanted.window_end,
-        )
-    )
-
-
-def _has_not_booted(wanted: WantedPowerChange, observed: BmcObservation, overrides: Iterable[OverrideRecord]) -> bool:
-    """Return whether the machine has definitely not booted since power-on, because a one-time override is still set."""
-    return any(
-        each.reason == wanted.override_reason
-        and each.override.enabled is OverrideEnabled.ONCE
-        and each.state is OverrideState.CONFIRMED
-        and is_override_shown(each.override, observed)
-        and add_known_clock(observed, each).find_reset_since(each.marks) is not ResetConclusion.SEEN
-        for each in overrides
-    )
+# The power actions of operators
 
 
 class PowerAction(StrEnum):
@@ -300,7 +330,7 @@ PowerStep = ResetType | NoChange | PowerChangeRefusal
 def choose_power_step(
     action: PowerAction, observed: BmcObservation, identity_result: IdentityResult, *, force: bool
 ) -> PowerStep:
-    """Return the reset type for ``action``. With ``force``, the reset bypasses the operating system.
+    """Return the reset type for ``action``, or why there is no reset. With ``force``, bypass the operating system.
 
     gitboot changes the power state only of the machine in the document, and only after POST, because some BMCs lose
     settings if the machine is reset during POST.
@@ -313,9 +343,8 @@ def choose_power_step(
         return PowerChangeRefusal(why="the machine is off: use gitboot bmc power on")
     if observed.in_post:
         return PowerChangeRefusal(why="the machine is in POST: try again later")
-    types = _ACTION_RESET_TYPES[action, force]
-    found = next((each for each in types if not observed.reset_types or each in observed.reset_types), None)
-    if found is not None:
-        return found
+    reset_type = _find_allowed_type(_ACTION_RESET_TYPES[action, force], observed)
+    if reset_type is not None:
+        return reset_type
     hint = "" if force or action is PowerAction.ON else "; add --force to bypass the operating system"
     return PowerChangeRefusal(why=f"the BMC allows only {', '.join(sorted(observed.reset_types))}{hint}")
