@@ -34,6 +34,7 @@ from gitboot.bmc.override_state import (
     Override,
     OverrideRecord,
     SetOverride,
+    Step,
     Wait,
     WantedOverride,
     build_insert_request,
@@ -78,6 +79,8 @@ _MAX_POWER_STEPS: Final = 4  # gitboot confirms the last request, reads the allo
 
 
 class TaskOutcome(StrEnum):
+    """The outcome of a task."""
+
     UNCHANGED = "Unchanged"
     APPLIED = "Applied"
     WAITING = "Waiting"  # gitboot tries again later
@@ -160,7 +163,10 @@ class OverrideSession:
         write: Callable[[OverrideRecord | PowerRecord], None],
         clock: Callable[[], datetime],
     ) -> None:
-        self._bmc, self._task, self._write, self._clock = bmc, task, write, clock
+        self._bmc = bmc
+        self._task = task
+        self._write = write
+        self._clock = clock
         self._records = {record.reason: record for record in task.records}
         self._pinned = find_pinned_identity(task.pinned, task.bmc.normalized_address)
         self._written_records: list[OverrideRecord] = []
@@ -197,31 +203,17 @@ class OverrideSession:
             if observed is None or not was_confirmed or needs_clock(records, observed, clock()):
                 observed = observe_bmc(bmc, task.wanted, records, clock, with_clock=task.with_clock)
                 was_confirmed = False
-            self._observed, self._first_override = observed, self._first_override or observed.override
-            self._identity_result = identity_result = task.compare_identity(observed, self._pinned)
-            self._pinned = update_pinned_identity(
-                observed.identity, identity_result, pinned=self._pinned, place=task.bmc.normalized_address, at=clock()
-            )
-            step = next_step(
-                wanted=task.wanted,
-                observed=observed,
-                records=records,
-                now=clock(),
-                identity_result=identity_result,
-                keep_media=task.keep_media,
-            )
+            step = self._choose_override_step(observed)
             if isinstance(step, Change):
                 if was_confirmed:  # read the BMC again before a request
                     was_confirmed = False
                     continue
                 if task.read_only:
-                    return self._build_result(
-                        TaskOutcome.UNCHANGED, "gitboot only reads the BMC in this task, to evaluate a fetch"
-                    )
+                    message = "gitboot only reads the BMC in this task, to evaluate a fetch"
+                    return self._build_result(TaskOutcome.UNCHANGED, message)
                 if task.dry_run:
-                    return self._build_result(
-                        TaskOutcome.UNCHANGED, " ".join(("would", *describe_request(step, observed)))
-                    )
+                    message = " ".join(("would", *describe_request(step, observed)))
+                    return self._build_result(TaskOutcome.UNCHANGED, message)
             match step:
                 case NoChange():
                     return None
@@ -249,6 +241,28 @@ class OverrideSession:
             TaskOutcome.WAITING, f"the override has not reached the desired state after {_MAX_STEPS} steps"
         )
 
+    def _choose_override_step(self, observed: BmcObservation) -> Step:
+        """Store a reading, check the identity of the machine, and return the next step for the override."""
+        task = self._task
+        self._observed = observed
+        self._first_override = self._first_override or observed.override
+        self._identity_result = task.compare_identity(observed, self._pinned)
+        self._pinned = update_pinned_identity(
+            observed.identity,
+            self._identity_result,
+            pinned=self._pinned,
+            place=task.bmc.normalized_address,
+            at=self._clock(),
+        )
+        return next_step(
+            wanted=task.wanted,
+            observed=observed,
+            records=tuple(self._records.values()),
+            now=self._clock(),
+            identity_result=self._identity_result,
+            keep_media=task.keep_media,
+        )
+
     def _set_override(self, record: OverrideRecord, observed: BmcObservation) -> None:
         """Record and set an override.
 
@@ -257,7 +271,8 @@ class OverrideSession:
         """
         if record.override.enabled is OverrideEnabled.ONCE:
             self._observed = observed = self._bmc.read_clock(observed, self._clock)
-        record, earlier_records = structs.replace(record, marks=observed.marks), tuple(self._records.values())
+        record = structs.replace(record, marks=observed.marks)
+        earlier_records = tuple(self._records.values())
         self._write_record(record)
         try:
             self._bmc.set_override(record.override, observed)
@@ -271,20 +286,20 @@ class OverrideSession:
             raise
 
     def _run_power_steps(self) -> TaskResult:
-        bmc, task, clock, wanted = self._bmc, self._task, self._clock, self._task.wanted_power
+        """Record and request the wanted power operation, and confirm the operations that have ended."""
+        bmc, task, wanted = self._bmc, self._task, self._task.wanted_power
         observed, identity_result, overrides = self._observed, self._identity_result, tuple(self._records.values())
         if wanted is None or observed is None or identity_result is None:
             return self._build_final_result()
         record = next((each for each in task.power_records if each.reason == wanted.reason), None)
         if record is None or record.state in (PowerRecordState.RECORDED, PowerRecordState.REQUESTED):
-            observed = bmc.read_clock(observed, clock)
+            observed = bmc.read_clock(observed, self._clock)
         changing_marks = find_changing_marks(observed, overrides, task.power_records)
         may_write = not (task.dry_run or task.read_only)
         if may_write:
-            for each in mark_recovered_records(
-                (each for each in task.power_records if each.reason != wanted.reason), observed
-            ):
-                self._write_power_record(each)
+            other_records = (each for each in task.power_records if each.reason != wanted.reason)
+            for recovered in mark_recovered_records(other_records, observed):
+                self._write_power_record(recovered)
         power_message = ""
         for _ in range(_MAX_POWER_STEPS):
             step = next_power_step(
@@ -292,7 +307,7 @@ class OverrideSession:
                 record=record,
                 observed=observed,
                 overrides=overrides,
-                now=clock(),
+                now=self._clock(),
                 identity_result=identity_result,
                 changing_marks=changing_marks,
             )
@@ -310,20 +325,25 @@ class OverrideSession:
                     record = confirmed
                     power_message = f"{record.type} for {record.reason} is {record.state.lower()}"
                 case RequestReset(record=requested):
-                    if not observed.reset_types and (updated := bmc.read_reset_types(observed)).reset_types:
-                        observed = updated  # gitboot decides again with the allowed reset types
-                        continue
-                    if not may_write:
-                        return self._build_final_result(
-                            power_message, f"gitboot would request {requested.type}" if not task.read_only else ""
-                        )
-                    self._write_power_record(requested)
-                    uri_message, uri = self._store_firmware_uri(observed)
-                    bmc.reset(requested.type, observed)
-                    self._write_power_record(structs.replace(requested, state=PowerRecordState.REQUESTED))
-                    message = f"gitboot requested {requested.type} for {requested.reason}{uri_message}"
-                    return self._build_result(TaskOutcome.APPLIED, message, firmware_uri=uri)
+                    if not observed.reset_types:
+                        updated = bmc.read_reset_types(observed)
+                        if updated.reset_types:
+                            observed = updated
+                            continue  # choose the step again with the allowed reset types
+                    if may_write:
+                        return self._request_reset(requested, observed)
+                    reason = "" if task.read_only else f"gitboot would request {requested.type}"
+                    return self._build_final_result(power_message, reason)
         return self._build_final_result(power_message)
+
+    def _request_reset(self, record: PowerRecord, observed: BmcObservation) -> TaskResult:
+        """Record and request a reset. Before the request, store the URI that the firmware boots after the reset."""
+        self._write_power_record(record)
+        uri_message, uri = self._store_firmware_uri(observed)
+        self._bmc.reset(record.type, observed)
+        self._write_power_record(structs.replace(record, state=PowerRecordState.REQUESTED))
+        message = f"gitboot requested {record.type} for {record.reason}{uri_message}"
+        return self._build_result(TaskOutcome.APPLIED, message, firmware_uri=uri)
 
     def _store_firmware_uri(self, observed: BmcObservation) -> tuple[str, str | None]:
         """Store the boot loader's URI in the firmware settings if the override cannot contain a URI.
@@ -338,7 +358,9 @@ class OverrideSession:
             is_changed = self._bmc.firmware.store_uri(uri, observed)
         except (BmcRejected, BmcBusy) as error:
             return f"; the DHCP server must name the boot loader, because the BMC did not store {uri}: {error}", None
-        return (f"; after the next reset, the firmware boots from {uri}", uri) if is_changed else ("", None)
+        if not is_changed:
+            return "", None
+        return f"; after the next reset, the firmware boots from {uri}", uri
 
     def _write_record(self, record: OverrideRecord) -> None:
         record = structs.replace(record, bmc=self._task.bmc)
@@ -416,10 +438,8 @@ def describe_request(step: object, observed: BmcObservation) -> tuple[str, ...]:
     """
     match step:
         case InsertMedium(slot=slot, url=url):
-            return (
-                "POST" if slot.insert_target else "PATCH",
-                f"{slot.insert_target or slot.path}: {json.dumps(build_insert_request(slot, url))}",
-            )
+            body = json.dumps(build_insert_request(slot, url))
+            return "POST" if slot.insert_target else "PATCH", f"{slot.insert_target or slot.path}: {body}"
         case EjectMedium(slot=slot):
             body = json.dumps({} if slot.eject_target else EJECT_REQUEST)
             return "POST" if slot.eject_target else "PATCH", f"{slot.eject_target or slot.path}: {body}"

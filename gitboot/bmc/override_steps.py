@@ -41,7 +41,13 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 # How long a BMC may take to show a change. Without this delay, gitboot would repeat the request.
 _SET_DELAY = timedelta(minutes=1)
 _CLEAR_DELAY = timedelta(seconds=10)
-
+# Corrections within this period. If more are needed, someone else probably changes the override, and a person must
+# decide.
+MAX_CORRECTIONS = 3
+_CORRECTION_PERIOD = timedelta(hours=1)
+# POST never takes half an hour, but some BMCs stop updating the boot progress. Supermicro's AS-1015CS shows
+# SystemHardwareInitializationComplete forever (bmclib, pull request 459).
+_MAX_POST = timedelta(minutes=30)
 
 NO_OVERRIDE = Override(enabled=OverrideEnabled.DISABLED, target=OverrideTarget.NONE)
 
@@ -74,7 +80,7 @@ def next_step(
     the machine is reset. gitboot does not touch an override that gitboot did not set. gitboot sets an override only on
     the documented machine, and clears an override only on the system on which gitboot set the override.
     """
-    records = tuple(each for each in records if each.state is not OverrideState.UNSENT)
+    records = tuple(record for record in records if record.state is not OverrideState.UNSENT)
     is_accepted = isinstance(identity_result, SameMachine) and identity_result.accepted
     for record in records:
         if not is_accepted and record.may_be_left_on_bmc and are_different_systems(record.shown, observed.identity):
@@ -91,27 +97,26 @@ def next_step(
     for record in records:
         # gitboot clears an override if it must eject the override's medium. Otherwise, the machine would boot from the
         # next device in the firmware's boot order, or start an installer without user data.
-        loses_medium = any(record is each for each, _ in media_to_eject)
+        loses_medium = any(record is losing_record for losing_record, _ in media_to_eject)
         may_stay = record is own_record and not isinstance(identity_result, AnotherMachine) and not loses_medium
         if record.state.is_open and not may_stay:
             return _clear_override(record, observed, now, changing_marks)
     for record, medium in media_to_eject:
-        if (eject_step := _eject_medium(record, medium, keep_media, observed, now)) is not None:
+        eject_step = _eject_medium(record, medium, keep_media, observed, now)
+        if eject_step is not None:
             return eject_step
     if wanted is None:
         return NoChange()
     if isinstance(identity_result, AnotherMachine):
         return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identity_result.message)
-    step = _apply_override(
-        structs.replace(wanted, is_first_install=wanted.is_first_install and not records),
-        own_record,
-        observed,
-        now,
-        changing_marks,
-    )
-    if isinstance(identity_result, IdentityChanged) and isinstance(step, SetOverride | InsertMedium):
-        return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identity_result.message)
-    return NoChange() if isinstance(step, SetOverride | InsertMedium) and not wanted.may_set else step
+    wanted = structs.replace(wanted, is_first_install=wanted.is_first_install and not records)
+    step = _apply_override(wanted, own_record, observed, now, changing_marks)
+    if isinstance(step, SetOverride | InsertMedium):
+        if isinstance(identity_result, IdentityChanged):
+            return AskOperator(condition=OperatorCondition.ANOTHER_MACHINE, message=identity_result.message)
+        if not wanted.may_set:
+            return NoChange()
+    return step
 
 
 def needs_slots(wanted: WantedOverride | None, records: Iterable[OverrideRecord]) -> bool:
@@ -200,10 +205,9 @@ def update_record_after_conflict(
 
 def has_observation_changed(before: BmcObservation, after: BmcObservation) -> bool:
     """Return whether two readings differ in a value that `next_step` uses. Ignore the clock."""
-    return (before.override, before.power, before.in_post, before.marks) != (
-        *(after.override, after.power, after.in_post),
-        after.marks.with_clock_from(before.marks),
-    )
+    marks = after.marks.with_clock_from(before.marks)
+    values_before = (before.override, before.power, before.in_post, before.marks)
+    return values_before != (after.override, after.power, after.in_post, marks)
 
 
 def is_override_shown(override: Override, observed: BmcObservation) -> bool:
@@ -317,7 +321,8 @@ def _eject_medium(
         return ConfirmRecord(
             record=record.with_medium(structs.replace(medium, booted=observed.marks.with_clock_from(NO_MARKS)))
         )
-    slot, since = find_slot(medium.url, observed.slots), now - medium.at
+    slot = find_slot(medium.url, observed.slots)
+    since = now - medium.at
     if slot is None:
         if medium.state is MediumState.INSERTED and timedelta() <= since < _SET_DELAY:
             return Wait(why="gitboot inserted the medium a moment ago, but the BMC does not show it yet")
@@ -408,7 +413,7 @@ def _apply_override(
     changing_marks: frozenset[str],
 ) -> Step:
     """Return the next step for the wanted override. ``record`` is the ledger's record for the override's reason."""
-    override, current = adapt_override(wanted.override, observed), observed.override
+    override = adapt_override(wanted.override, observed)
     if override is None:
         return AskOperator(
             condition=OperatorCondition.UNSUPPORTED, message=_explain_unsupported(wanted.override, observed)
@@ -431,30 +436,41 @@ def _apply_override(
     if record is None and _is_set_by_another(wanted, override, observed):
         return ConfirmRecord(record=_build_record(goal, None, OverrideState.SET_BY_ANOTHER))
     if record is None or wanted.should_set(record):
-        # gitboot does not replace an override that another program or person set.
-        step = _set_override(goal, record)
-        is_free = current.enabled is OverrideEnabled.DISABLED or current.target == OverrideTarget.NONE
-        if is_free or is_override_shown(override, observed) or not isinstance(step, SetOverride | InsertMedium):
-            return step
-        uri = (
-            f" {current.http_boot_uri}" if current.http_boot_uri and current.target == OverrideTarget.UEFI_HTTP else ""
-        )
-        return AskOperator(
-            condition=OperatorCondition.FOREIGN_OVERRIDE,
-            message=f"the BMC shows {current}{uri}. When this override is gone, gitboot sets {override}",
-        )
-    if not record.state.is_open:
-        if not (wanted.set_again and record.state is OverrideState.LOST):
-            return NoChange()
+        return _set_override_if_free(goal, record)
+    if record.state.is_open:
+        return _keep_override(goal, record, changing_marks)
+    if wanted.set_again and record.state is OverrideState.LOST:
         return request_operator(
             f"the override {record.override} for {record.reason} is gone, but gitboot cannot prove that the machine"
             " booted from it, so gitboot does not set the override again"
         )
+    return NoChange()
+
+
+def _set_override_if_free(goal: _Goal, record: OverrideRecord | None) -> Step:
+    """Return the step that sets the override, unless another program or person set the override that the BMC shows."""
+    current = goal.observed.override
+    step = _set_override(goal, record)
+    is_free = current.enabled is OverrideEnabled.DISABLED or current.target == OverrideTarget.NONE
+    if is_free or is_override_shown(goal.override, goal.observed) or not isinstance(step, SetOverride | InsertMedium):
+        return step
+    shows_uri = current.http_boot_uri and current.target == OverrideTarget.UEFI_HTTP
+    uri = f" {current.http_boot_uri}" if shows_uri else ""
+    return AskOperator(
+        condition=OperatorCondition.FOREIGN_OVERRIDE,
+        message=f"the BMC shows {current}{uri}. When this override is gone, gitboot sets {goal.override}",
+    )
+
+
+def _keep_override(goal: _Goal, record: OverrideRecord, changing_marks: frozenset[str]) -> Step:
+    """Return the step that confirms, changes or restores an override that gitboot has set or is about to set."""
+    wanted, override, observed, now = goal
     if not is_override_shown(record.override, observed):
         return _restore_override(goal, record, changing_marks)
     if _is_foreign_override(record, observed):
         return ConfirmRecord(record=structs.replace(record, state=_infer_consumed_state(record, now)))
-    if (insert_step := _insert_media(goal, record)) is not None:
+    insert_step = _insert_media(goal, record)
+    if insert_step is not None:
         return insert_step
     if record.override != override:
         return _set_override(goal, record, _list_recent_corrections(record, now), replaces=record.override)
@@ -471,17 +487,14 @@ def _apply_override(
     )
 
 
-# Corrections within an hour. If more are needed, someone else probably changes the override, and a person must decide.
-MAX_CORRECTIONS = 3
-
-
 def _restore_override(goal: _Goal, record: OverrideRecord, changing_marks: frozenset[str]) -> Step:
     """Return the next step for a wanted override that the BMC no longer shows.
 
     gitboot sets the override again only if the machine cannot have consumed the override.
     """
-    _, _, observed, now = goal
-    final_state, current = _infer_final_state(record, observed, now, changing_marks), observed.override
+    observed, now = goal.observed, goal.now
+    current = observed.override
+    final_state = _infer_final_state(record, observed, now, changing_marks)
     if record.state is OverrideState.CLEARING:
         return ConfirmRecord(record=structs.replace(record, state=final_state))
     if record.state is OverrideState.RECORDED and _is_record_recent(_SET_DELAY, record, now):
@@ -525,7 +538,7 @@ def _set_override(
     replaces: Override | None = None,
 ) -> Step:
     """Return the step that sets the override or first inserts its media, or the reason to wait."""
-    wanted, _, observed, now = goal
+    wanted, observed, now = goal.wanted, goal.observed, goal.now
     if wanted.valid_until is not None and now >= wanted.valid_until:
         return Wait(why="the plan has ended, and gitboot has not made the next plan yet")
     if _is_in_post(observed, now):
@@ -576,14 +589,16 @@ def _insert_media(goal: _Goal, record: OverrideRecord | None) -> Step | None:
     device in the firmware's boot order. gitboot inserts the boot medium last, and only if there are slots for both
     media, so that an installer never starts without its user data.
     """
-    _, override, observed, now = goal
-    url = next((each for each in override.media if not _is_inserted(each, record, observed)), None)
+    override, observed, now = goal.override, goal.observed, goal.now
+    url = next((url for url in override.media if not _is_inserted(url, record, observed)), None)
     if url is None or override.medium is None:
         return None
-    earlier_medium = next((each for each in record.media if each.url == url), None) if record is not None else None
+    recorded_media = record.media if record is not None else ()
+    earlier_medium = next((medium for medium in recorded_media if medium.url == url), None)
     if earlier_medium is not None and timedelta() <= now - earlier_medium.at < _SET_DELAY:
         return Wait(why="gitboot inserted the medium a moment ago, but the BMC does not show it yet")
-    if (slots := assign_slots(observed.slots, override.medium, override.data_medium)) is None:
+    slots = assign_slots(observed.slots, override.medium, override.data_medium)
+    if slots is None:
         return _report_missing_slot(override, override.medium, observed)
     new_medium = Medium(url=url, state=MediumState.INSERTED, at=now)
     change = {"data_medium" if url == override.data_medium else "medium": new_medium}
@@ -598,12 +613,11 @@ def _is_inserted(url: str, record: OverrideRecord | None, observed: BmcObservati
     Some BMCs show an image that is no longer connected. On such a BMC, the image counts as inserted only if gitboot
     inserted the image for this record.
     """
-    if (slot := find_slot(url, observed.slots)) is None:
-        return False
+    slot = find_slot(url, observed.slots)
+    if slot is None or not slot.may_be_stale:
+        return slot is not None
     recorded_media = record.media if record is not None else ()
-    return not slot.may_be_stale or any(
-        each.url == url and each.state is MediumState.INSERTED for each in recorded_media
-    )
+    return any(medium.url == url and medium.state is MediumState.INSERTED for medium in recorded_media)
 
 
 def _report_missing_slot(override: Override, medium: str, observed: BmcObservation) -> AskOperator:
@@ -630,11 +644,6 @@ def _report_missing_slot(override: Override, medium: str, observed: BmcObservati
     )
 
 
-# POST never takes half an hour, but some BMCs stop updating the boot progress. Supermicro's AS-1015CS shows
-# SystemHardwareInitializationComplete forever (bmclib, pull request 459).
-_MAX_POST = timedelta(minutes=30)
-
-
 def _is_in_post(observed: BmcObservation, now: datetime) -> bool:
     marks = observed.marks
     if not observed.in_post or marks.boot_progress_time is None:
@@ -647,9 +656,6 @@ def _is_in_post(observed: BmcObservation, now: datetime) -> bool:
 
 def _is_record_recent(period: timedelta, record: OverrideRecord, now: datetime) -> bool:
     return timedelta() <= now - record.at < period  # if the clock was set back, gitboot does not wait
-
-
-_CORRECTION_PERIOD = timedelta(hours=1)
 
 
 def _list_recent_corrections(record: OverrideRecord, now: datetime) -> tuple[datetime, ...]:
