@@ -240,13 +240,10 @@ def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) ->
         if addresses:
             lines.append(f"{channel.key} = true  # {channel.comment}: {format_names(addresses)}")
     fingerprints = {get_certificate_key(bmc.address): trust.find_certificate(bmc) for bmc in bmcs} if trust else {}
-    certificate_lines = [
-        f"{json.dumps(key)} = {json.dumps(fingerprint)}"
-        for key, fingerprint in sorted(fingerprints.items())
-        if fingerprint
-    ]
-    if certificate_lines:
-        lines += ["", "[certificates]", *certificate_lines]
+    known = [(key, fingerprint) for key, fingerprint in sorted(fingerprints.items()) if fingerprint]
+    if known:
+        lines += ["", "[certificates]"]
+        lines += [f"{json.dumps(key)} = {json.dumps(fingerprint)}" for key, fingerprint in known]
     return "".join(f"{line}\n" for line in lines)
 
 

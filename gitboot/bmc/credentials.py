@@ -153,10 +153,8 @@ class CredentialDirectory:
             username, password = _read_files(folder, name, ("username", "password"))
         fingerprinted = [username, password, repr(trust)]
         share_login: Credentials | None = None
-        has_share_login = (
-            versions[folder / _SHARE_USERNAME] is not None or versions[folder / _SHARE_PASSWORD] is not None
-        )
-        if trust.media and has_share_login:
+        share_versions = (versions[folder / _SHARE_USERNAME], versions[folder / _SHARE_PASSWORD])
+        if trust.media and any(version is not None for version in share_versions):
             share_username, share_password = _read_files(folder, name, (_SHARE_USERNAME, _SHARE_PASSWORD))
             share_login = Credentials(username=share_username, password=share_password, name=name)
             fingerprinted += [share_username, share_password]

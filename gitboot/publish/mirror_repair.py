@@ -219,8 +219,8 @@ class _RepairAttempt:
         our_version = parse_list_version(self._published[LIST_TIMESTAMP])
         if their_version > our_version:
             raise PublishError(
-                f"{self._store.name}: {SIGNED}{TIMESTAMP} has version {their_version}, but {self._root} has the earlier "
-                f"version {our_version} (set --tree to the OUTPUT that gitboot currently publishes to, or, if somebody "
+                f"{self._store.name}: {SIGNED}{TIMESTAMP} has version {their_version}, but {self._root} has the "
+                f"earlier version {our_version} (set --tree to the OUTPUT that gitboot currently publishes to, or, if somebody "
                 "edited the file on the mirror, remove the file there)"
             )
 

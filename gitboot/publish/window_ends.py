@@ -80,10 +80,12 @@ class WindowEnds:
         began_s = self._monotonic()
         version = _read_folder_version(disk.root)
         reads_all = self._must_read_all(disk.root)
-        due_servers = (
-            _list_servers(disk) if reads_all else sorted(name for name, end in self._ends.items() if end <= at)
-        )
-        later_ends = {} if reads_all else {name: end for name, end in self._ends.items() if end > at}
+        if reads_all:
+            due_servers = _list_servers(disk)
+            later_ends: dict[str, datetime] = {}
+        else:
+            due_servers = sorted(server for server, end in self._ends.items() if end <= at)
+            later_ends = {server: end for server, end in self._ends.items() if end > at}
         checks: dict[str, _WindowCheck] = {}
         failures: dict[str, PublishError] = {}
         for server in due_servers:
@@ -263,7 +265,7 @@ class _FileReplacement:
         return failures
 
     def _replace_server_files(self, server: str, files: _NewContents) -> None:
-        """Replace the files of one server. If that is impossible, replace each possible file, and raise the first error.
+        """Replace the files of one server. If that fails, replace each possible file, and raise the first error.
 
         If the files include user data, replace the files only together. Otherwise a boot script of the window could
         fetch the user data of the policy, or a boot script of the policy the user data of the window.
