@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
 
@@ -37,10 +38,39 @@ _logger = logging.getLogger(__name__)
 # gitboot closes a connection that was idle for this long; tasks at a busy BMC follow each other faster
 _IDLE_S: Final = 900
 _LOGOUT_TIMEOUT_S: Final = 2  # the time to log out of all connections together when the process ends
-
-
+_NOTIFY_DELAY_S: Final = 0.2  # how long gitboot waits for more results before the notification
 MAX_PARALLEL: Final = 256
 MAX_PER_SITE: Final = 128
+
+INITIAL_LIMIT: Final = 16  # the limit before the first measurement
+MIN_LIMIT: Final = 4
+_LIMIT_STEP: Final = 8  # the growth of the limit in each round after the limit has been too high once
+# the network or this machine counts as overloaded if the latency is this many times the best latency
+_SLOW_FACTOR: Final = 2
+_LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that respond immediately
+_MAX_LOST_SHARE: Final = 0.1  # the share of the previously responsive BMCs that may fail to respond
+# the best latency grows by this factor in each round, because a network may become slower permanently
+_BEST_LATENCY_GROWTH: Final = 1.1
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+Later = Callable[[float, Callable[[], None]], None]
+
+
+# Connections
+
+
+class _Access(NamedTuple):
+    """The facts for which a connection was opened. A connection is usable only for the same facts."""
+
+    bmc: BmcAccess
+    credentials: TrustedCredentials
+    is_in_ledger: bool  # whether the ledger allows gitboot to send the BMC its credentials
+
+
+class _CachedConnection(NamedTuple):
+    access: _Access
+    driver: Driver
 
 
 class ConnectionCache:
@@ -56,11 +86,14 @@ class ConnectionCache:
         # Replaces `fence` for requests that only end an override; None: use `fence`.
         ending_fence: Callable[[], None] | None = None,
     ) -> None:
-        self._directory, self._fence, self._ending_fence = directory, fence, ending_fence
-        self._cached: dict[SystemUuid, tuple[tuple[BmcAccess, TrustedCredentials, bool], Driver]] = {}
+        self._directory = directory
+        self._fence = fence
+        self._ending_fence = ending_fence
+        self._cached: dict[SystemUuid, _CachedConnection] = {}
         # the monotonic time at which each connection was last used, oldest first
         self._last_used_s: dict[SystemUuid, float] = {}
-        self._usage_lock, self._tls_lock = threading.Lock(), threading.Lock()  # the first lock guards _last_used_s
+        self._usage_lock = threading.Lock()  # guards _last_used_s
+        self._tls_lock = threading.Lock()
 
     def connect(
         self,
@@ -77,37 +110,37 @@ class ConnectionCache:
         identity that the BMC reported before. Raises `UsageError` if gitboot has no credentials for the BMC, or must
         not send them.
         """
-        trusted = self._directory.read(bmc.credentials)
-        access, cached = (bmc, trusted, is_in_ledger), self._cached.get(uuid)
-        if cached is not None and cached[0] == access:
-            connection = cached[1]
-            if connection.login is not None:
+        access = _Access(bmc, self._directory.read(bmc.credentials), is_in_ledger)
+        cached = self._cached.get(uuid)
+        if cached is not None and cached.access == access:
+            driver = cached.driver
+            if driver.login is not None:
                 # a second task at the same BMC shows that more tasks are likely, so a session is worthwhile
-                connection.login.keeps_session = True
+                driver.login.keeps_session = True
         else:
             if cached is not None:
-                cached[1].close()
-            connection = self._open_connection(server, bmc, trusted, is_in_ledger=is_in_ledger)
-        self._cached[uuid] = access, connection
+                cached.driver.close()
+            driver = self._open_connection(server, access)
+        self._cached[uuid] = _CachedConnection(access, driver)
         with self._usage_lock:
             self._last_used_s.pop(uuid, None)
             self._last_used_s[uuid] = time.monotonic()  # the machine is now the last one in this order
         pinned = find_pinned_identity(pinned, bmc.normalized_address)
-        connection.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
-        return connection
+        driver.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
+        return driver
 
-    def _open_connection(
-        self, server: str, bmc: BmcAccess, trusted: TrustedCredentials, *, is_in_ledger: bool
-    ) -> Driver:
+    def _open_connection(self, server: str, access: _Access) -> Driver:
         # gitboot imports these modules here, because they load slowly and many fleets have no BMCs.
         from gitboot.bmc.ipmi import IpmiConnection
         from gitboot.bmc.redfish.client import BmcConnection
         from gitboot.bmc.redfish.transport import ConnectionPolicy
         from gitboot.http_client import tls_context
 
-        trust, certificate = trusted.trust, trusted.trust.find_certificate(bmc)
+        bmc, trusted = access.bmc, access.credentials
+        trust = trusted.trust
+        certificate = trust.find_certificate(bmc)
         policy = ConnectionPolicy(
-            is_address_allowed=trust.build_address_filter(bmc, is_in_ledger=is_in_ledger),
+            is_address_allowed=trust.build_address_filter(bmc, is_in_ledger=access.is_in_ledger),
             required_fingerprint=bmc.fingerprint,
             access_file=str(trust.file),
             trusted_fingerprint=certificate,
@@ -137,17 +170,16 @@ class ConnectionCache:
     def fingerprint(self, uuid: SystemUuid) -> str | None:
         """Return the fingerprint of the credentials that gitboot last used for a machine's BMC."""
         cached = self._cached.get(uuid)
-        return cached[0][1].fingerprint if cached is not None else None
+        return cached.access.credentials.fingerprint if cached is not None else None
 
     def pop_unused_connections(self) -> list[Driver]:
         """Remove and return the connections that were not used recently. A BMC allows only a few sessions."""
-        found = []
         idle_since_s = time.monotonic() - _IDLE_S
         with self._usage_lock:
-            while (first := next(iter(self._last_used_s.items()), None)) is not None and first[1] < idle_since_s:
-                del self._last_used_s[first[0]]
-                found.append(self._cached.pop(first[0])[1])
-        return found
+            unused = list(takewhile(lambda uuid: self._last_used_s[uuid] < idle_since_s, self._last_used_s))
+            for uuid in unused:
+                del self._last_used_s[uuid]
+            return [self._cached.pop(uuid).driver for uuid in unused]
 
     def close(self) -> None:
         """Log out and close all connections, in parallel.
@@ -157,14 +189,17 @@ class ConnectionCache:
         """
         deadline_s = time.monotonic() + _LOGOUT_TIMEOUT_S
         with ThreadPoolExecutor(MAX_PER_SITE) as threads:
-            for _, connection in self._cached.values():
-                threads.submit(lambda each: each.close(log_out=time.monotonic() < deadline_s), connection)
+            for cached in self._cached.values():
+                threads.submit(lambda driver: driver.close(log_out=time.monotonic() < deadline_s), cached.driver)
         self._cached.clear()
 
 
 def open_connections(directory: Path | None) -> AbstractContextManager[ConnectionCache]:
     """Return a context manager that yields a connection cache. The connections are closed when the block ends."""
     return closing(ConnectionCache(CredentialDirectory(directory)))
+
+
+# Tasks at BMCs
 
 
 class BmcPool:
@@ -188,7 +223,9 @@ class BmcPool:
         fence: Callable[[], None] = lambda: None,
         ending_fence: Callable[[], None] | None = None,
     ) -> None:
-        self._write, self._clock, self._dry_run = write, clock, dry_run
+        self._write = write
+        self._clock = clock
+        self._dry_run = dry_run
         self._runner: TaskRunner[SystemUuid, TaskResult] = TaskRunner(parallel, per_site, on_results=on_finished)
         self._credentials = CredentialDirectory(credentials)
         self._connections = ConnectionCache(self._credentials, fence, ending_fence)
@@ -230,7 +267,8 @@ class BmcPool:
         began_s = time.monotonic()
         # gitboot reads the fingerprint before the attempt, so that a change of the credentials during the attempt has
         # an effect.
-        credentials, sample = self.fingerprint(task.bmc), None
+        fingerprint = self.fingerprint(task.bmc)
+        sample = None
         build_failure = partial(
             TaskResult, server=task.server, uuid=task.uuid, outcome=TaskOutcome.STALLED, is_reachable=False
         )
@@ -240,10 +278,11 @@ class BmcPool:
             )
             with bmc.policy.measure_requests() as get_sample:
                 session = OverrideSession(bmc, task, lambda record: self._write(task.uuid, record), self._clock)
-                result, sample = session.run(), get_sample()
+                result = session.run()
+                sample = get_sample()
             if result.outcome is TaskOutcome.STALLED and not result.is_reachable:
                 self._credentials.report_failure(task.bmc.credentials)
-            credentials = self._connections.fingerprint(task.uuid)
+            fingerprint = self._connections.fingerprint(task.uuid)
         except UsageError as error:
             result = build_failure(message=str(error), was_attempted=not isinstance(error, BmcNotTrusted))
         except Exception as error:  # one BMC must not end the instance
@@ -253,16 +292,14 @@ class BmcPool:
             result = build_failure(message=f"{name}: report the bug with the traceback from the log of gitboot run")
         result = replace(
             result,
-            credentials_fingerprint=credentials,
+            credentials_fingerprint=fingerprint,
             was_power_allowed=task.wanted_power is not None and task.wanted_power.may_start_now,
             took_s=time.monotonic() - began_s,
         )
         return result, sample
 
 
-Key = TypeVar("Key", bound=Hashable)
-Value = TypeVar("Value")
-Later = Callable[[float, Callable[[], None]], None]
+# Tasks with limits
 
 
 class Task(NamedTuple, Generic[Key, Value]):
@@ -270,16 +307,15 @@ class Task(NamedTuple, Generic[Key, Value]):
 
     key: Key
     site: str | None  # None: the site is unknown, so only the limit for all sites applies
-    work: Callable[[], tuple[Value, ResponseSample | None]]  # None: gitboot did not send a request to the BMC
+    # returns the result, and the measured response time; None: gitboot did not send a request to the BMC
+    work: Callable[[], tuple[Value, ResponseSample | None]]
 
 
 def call_later(seconds: float, callback: Callable[[], None]) -> None:
+    """Call ``callback`` in another thread after a delay, unless the process ends before."""
     timer = threading.Timer(seconds, callback)
     timer.daemon = True
     timer.start()
-
-
-_NOTIFY_DELAY_S: Final = 0.2  # how long gitboot waits for more results before the notification
 
 
 class TaskRunner(Generic[Key, Value]):
@@ -383,7 +419,8 @@ class TaskRunner(Generic[Key, Value]):
             self._threads.submit(self._run_task, task)
 
     def _run_task(self, task: Task[Key, Value]) -> None:
-        sample, error = None, None
+        sample: ResponseSample | None = None
+        error: BaseException | None = None
         try:
             value, sample = task.work()
         except BaseException as raised:  # noqa: BLE001 - take_results raises it
@@ -397,7 +434,8 @@ class TaskRunner(Generic[Key, Value]):
             else:
                 self._ended[task.key] = value
             self._start_tasks()
-            is_last, is_first = not (self._running or self._waiting), not self._is_gathering
+            is_last = not (self._running or self._waiting)
+            is_first = not self._is_gathering
             self._is_gathering = self._is_gathering or not is_last
             self._changed.notify_all()
         if is_last:
@@ -411,17 +449,6 @@ class TaskRunner(Generic[Key, Value]):
             is_due = bool(self._ended or self._errors)
         if is_due:
             self._on_results()
-
-
-INITIAL_LIMIT: Final = 16  # the limit before the first measurement
-MIN_LIMIT: Final = 4
-_LIMIT_STEP: Final = 8  # the growth of the limit in each round after the limit has been too high once
-# the network or this machine counts as overloaded if the latency is this many times the best latency
-_SLOW_FACTOR: Final = 2
-_LATENCY_TOLERANCE_S: Final = 0.1  # added to the best latency, for BMCs that respond immediately
-_MAX_LOST_SHARE: Final = 0.1  # the share of the previously responsive BMCs that may fail to respond
-# the best latency grows by this factor in each round, because a network may become slower permanently
-_BEST_LATENCY_GROWTH: Final = 1.1
 
 
 class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
@@ -440,22 +467,30 @@ class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def start(cls, maximum: int) -> ConcurrencyLimit:
+        """Return the limit before the first sample."""
         return cls(maximum=maximum, limit=min(INITIAL_LIMIT, maximum))
 
     def update(self, sample: ResponseSample | None) -> ConcurrencyLimit:
+        """Return the limit after a sample. A sample of None, or one without a measurement, changes nothing."""
         if sample is None or (sample.latency_s is None and not sample.is_lost):
             return self
         latencies_s = self.latencies_s if sample.latency_s is None else (*self.latencies_s, sample.latency_s)
-        lost = self.lost_count + sample.is_lost
-        if len(latencies_s) + lost < self.limit:
-            return structs.replace(self, latencies_s=latencies_s, lost_count=lost)
-        typical_s = sorted(latencies_s)[len(latencies_s) // 2] if latencies_s else math.inf
-        is_slow = typical_s > self.best_latency_s * _SLOW_FACTOR + _LATENCY_TOLERANCE_S
-        is_overloaded = is_slow or lost > _MAX_LOST_SHARE * (len(latencies_s) + lost)
-        grown_limit = self.limit * 2 if self.is_probing else self.limit + _LIMIT_STEP
+        lost_count = self.lost_count + sample.is_lost
+        sample_count = len(latencies_s) + lost_count
+        if sample_count < self.limit:
+            return structs.replace(self, latencies_s=latencies_s, lost_count=lost_count)
+        median_s = sorted(latencies_s)[len(latencies_s) // 2] if latencies_s else math.inf
+        is_slow = median_s > self.best_latency_s * _SLOW_FACTOR + _LATENCY_TOLERANCE_S
+        is_overloaded = is_slow or lost_count > _MAX_LOST_SHARE * sample_count
+        if is_overloaded:
+            limit = max(self.limit // 2, MIN_LIMIT)
+        elif self.is_probing:
+            limit = self.limit * 2
+        else:
+            limit = self.limit + _LIMIT_STEP
         return ConcurrencyLimit(
             maximum=self.maximum,
-            limit=min(max(self.limit // 2, MIN_LIMIT) if is_overloaded else grown_limit, self.maximum),
+            limit=min(limit, self.maximum),
             is_probing=self.is_probing and not is_overloaded,
-            best_latency_s=min(typical_s, self.best_latency_s * _BEST_LATENCY_GROWTH),
+            best_latency_s=min(median_s, self.best_latency_s * _BEST_LATENCY_GROWTH),
         )

@@ -45,7 +45,8 @@ from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, read_places
 from gitboot.model.scalars import Name, SystemUuid
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.tree_reader import list_stop_folders, read_records
+from gitboot.publish.stop_file import list_stop_folders
+from gitboot.publish.tree_reader import read_records
 from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, parse_record
 from gitboot.resolve.server_decision import Decision

@@ -50,7 +50,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.tree_reader import StopReader
+from gitboot.publish.stop_file import StopReader
 from gitboot.resolve.provisioning_record import SoleClaim, StopOrder
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Condition, Event

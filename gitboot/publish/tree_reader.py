@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
 from gitboot.errors import PublishError, UsageError
-from gitboot.files import is_directory, write_atomically
-from gitboot.jsonio import encode_canonical, format_instant
+from gitboot.files import is_directory
+from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
 from gitboot.publish.durable_files import Disk, split_path
 from gitboot.publish.manifest import (
@@ -51,8 +51,7 @@ from gitboot.render.endpoint_files import (
     state_path,
 )
 from gitboot.render.paths import BOOT, ON_PAGE, PAGE_INDEX, RECORDS, is_content, is_page_or_record_file
-from gitboot.resolve.provisioning_record import Record, StopOrder, parse_exported_records
-from gitboot.status.conditions import find_remedy
+from gitboot.resolve.provisioning_record import Record, parse_exported_records
 
 PRIVATE_FOLDER: Final = "ops/.gitboot"
 LOCK: Final = f"{PRIVATE_FOLDER}/lock"
@@ -64,6 +63,8 @@ RESERVES: Final = {
     **{f"{PRIVATE_FOLDER}/reserve-{number}": 32 * 1024 for number in range(1, 9)},
     f"{PRIVATE_FOLDER}/reserve-9": 1280 * 1024,
 }
+ALL: Final = ""  # this text replaces a server name for all files, or for files that do not belong to a server
+PARTS: Final = "/"  # this text replaces a server name for all shared files in parts
 _NO_NAMES: Final = frozenset({"", ".", ".."})
 _RETIRED: Final = f"{PRIVATE_FOLDER}/retired"
 _STATUS_FILES: Final = frozenset({HISTORY, STATUS, UNKNOWN, *(on_page for _, on_page in ON_PAGE.values())})
@@ -77,15 +78,22 @@ class Tree:
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         older = read_older_tree(disk)
-        self.head = _read(disk, MANIFEST, parse_head) if older is None else None
-        self.origin = self.head.origin if self.head is not None else older.origin if older is not None else None
+        self.head: Head | None = None
+        self.origin: TreeOrigin | None = None
+        if older is not None:
+            self.origin = older.origin
+        else:
+            self.head = _read(disk, MANIFEST, parse_head)
+            if self.head is not None:
+                self.origin = self.head.origin
         # The digest and the content of the listing of shared files; None: not read yet.
         self._shared: tuple[str | None, dict[str, ListedFile]] | None = None
         self._digest_cache: dict[tuple[str, str], Digests] = {}  # nodes and leaves of the manifest, by path and digest
         self.pending = frozenset(_read(disk, PENDING, _parse_paths) or ())
         self.outdated: frozenset[str] = frozenset()  # paths of the parts of an older version of the manifest
-        if older is not None:  # whether gitboot treats all files of the tree as pending
-            self.pending, self.outdated = self.pending | older.files, older.parts
+        if older is not None:  # gitboot treats all files of the tree as pending
+            self.pending |= older.files
+            self.outdated = older.parts
         self.batches = {
             _parse(disk, f"{_RETIRED}/{name}", name.removesuffix(".json"), parse_instant)
             for name in disk.names(_RETIRED)
@@ -126,9 +134,9 @@ class Tree:
         expected = self.head.shared if self.head else None
         if self._shared is not None and self._shared[0] == expected and SHARED not in self.pending:
             return self._shared[1]
-        found = self._read_part(SHARED, expected, parse_listing) or {}
-        self._shared = (expected, found) if SHARED not in self.pending else None
-        return found
+        shared = self._read_part(SHARED, expected, parse_listing) or {}
+        self._shared = (expected, shared) if SHARED not in self.pending else None
+        return shared
 
     def read_outline(self, server: str) -> Outline | None:
         """Return a server's published identities and files, or None if its state is missing or damaged."""
@@ -143,9 +151,10 @@ class Tree:
         """Return a node or a leaf, and cache the result, because many servers share a node."""
         if expected is None or path in self.pending:
             return self._read_part(path, expected, parse_digests) or {}
-        if (cached := self._digest_cache.get((path, expected))) is None:
-            cached = self._digest_cache[path, expected] = self._read_part(path, expected, parse_digests) or {}
-        return cached
+        key = (path, expected)
+        if key not in self._digest_cache:
+            self._digest_cache[key] = self._read_part(path, expected, parse_digests) or {}
+        return self._digest_cache[key]
 
     def _read_part(self, path: str, expected: str | None, parse_part: Callable[[bytes], _T]) -> _T | None:
         data = self._disk.read(path) if path not in self.outdated else None
@@ -294,6 +303,9 @@ def build_damage_error(root: Path, path: str) -> PublishError:
     )
 
 
+# Trees of gitboot 0.1.0
+
+
 class OlderTree(Struct, frozen=True, kw_only=True):
     """The content of a version 1 manifest, which gitboot 0.1.0 wrote."""
 
@@ -329,6 +341,9 @@ def _parse_older_manifest(data: bytes | None) -> dict[str, object]:
         if isinstance(found, dict):
             return found
     return {}
+
+
+# Records
 
 
 def read_records(path: Path) -> dict[SystemUuid, Record]:
@@ -367,8 +382,7 @@ def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
     return found
 
 
-ALL: Final = ""  # this text replaces a server name for all files, or for files that do not belong to a server
-PARTS: Final = "/"  # this text replaces a server name for all shared files in parts
+# Changes and damage
 
 
 class Inventory(Struct, frozen=True, kw_only=True):
@@ -391,24 +405,23 @@ def find_changed_servers(tree: Tree, previous: Inventory) -> dict[str, tuple[str
     names_servers = not tree.pending or PENDING in tree.pending
     if tree.head is None or tree.outdated or not names_servers:
         return None
-    found: dict[str, tuple[str, ...]] = {}
+    changed: dict[str, tuple[str, ...]] = {}
     with suppress(PublishError):
-        states, pending_servers = dict(tree.iter_servers()), _find_pending_servers(tree)
+        states = dict(tree.iter_servers())
+        pending_servers = _find_pending_servers(tree)
         if tree.head.shared != previous.shared or not tree.pending.isdisjoint((SHARED, *tree.read_shared())):
-            found[ALL] = tuple(filter(is_content, tree.read_shared()))
-        if (
-            any(map(is_page_or_record_file, tree.pending))
-            or (PAGE_INDEX in tree.read_shared()) is not previous.has_page
-        ):
-            found[PARTS] = ()
+            changed[ALL] = tuple(filter(is_content, tree.read_shared()))
+        has_page = PAGE_INDEX in tree.read_shared()
+        if has_page is not previous.has_page or any(map(is_page_or_record_file, tree.pending)):
+            changed[PARTS] = ()
         for server in states.keys() | previous.states.keys() | pending_servers:
             if server not in pending_servers and states.get(server) == previous.states.get(server):
                 continue
             state = tree.read_outline(server) if server in states or server in pending_servers else None
             if state is None and server in states and server not in pending_servers:
                 return None
-            found[server] = tuple(filter(is_content, state.files)) if state is not None else ()
-        return found
+            changed[server] = tuple(filter(is_content, state.files)) if state is not None else ()
+        return changed
     return None
 
 
@@ -420,17 +433,18 @@ def find_leftover_pairs(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
     pending_servers = _find_pending_servers(tree)
     states = {server: tree.read_outline(server) for server in pending_servers}
     identities_by_server = {server: state.identities for server, state in states.items() if state is not None}
-    found: set[Pair] = set()
+    leftover: set[Pair] = set()
     for path in filter(is_index_path, tree.pending):
-        if (shard := _read_shard(disk, path)) is None:
+        shard = _read_shard(disk, path)
+        if shard is None:
             return None
-        found |= {
+        leftover |= {
             (identity, server)
             for identity, servers in shard.items()
             for server in pending_servers.intersection(servers)
             if identity not in identities_by_server.get(server, ())
         }
-    return frozenset(found)
+    return frozenset(leftover)
 
 
 def _find_pending_servers(tree: Tree) -> frozenset[str]:
@@ -447,17 +461,21 @@ def find_damage(root: Path) -> Iterator[str | None]:
     with closing(Disk(root)) as disk:
         tree = Tree(disk)
         shards: dict[str, Shard | None] = {}
-        if any(disk.size(path) != each.size for path, each in tree.read_shared().items()):
+        if not _has_sizes(disk, tree.read_shared()):
             yield ALL
         for server, digest in tree.iter_servers():
             state = None
             with suppress(PublishError, ValueError):
                 data = disk.read(state_path(server))
                 state = parse_state(data) if data is not None and compute_digest(data) == digest else None
-            if state is None or any(disk.size(path) != each.size for path, each in state.files.items()):
+            if state is None or not _has_sizes(disk, state.files):
                 yield server
             else:
                 yield _find_unindexed_server(disk, shards, state)
+
+
+def _has_sizes(disk: Disk, files: Mapping[str, ListedFile]) -> bool:
+    return all(disk.size(path) == file.size for path, file in files.items())
 
 
 def _find_unindexed_server(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
@@ -466,11 +484,14 @@ def _find_unindexed_server(disk: Disk, shards: dict[str, Shard | None], state: P
     Return `ALL` if a shard is not readable.
     """
     for identity in state.identities:
-        if (path := shard_path(identity)) not in shards:
+        path = shard_path(identity)
+        if path not in shards:
             shards[path] = _read_shard(disk, path)
         shard = shards[path]
-        if shard is None or state.server not in shard.get(identity, ()):
-            return ALL if shard is None else state.server
+        if shard is None:
+            return ALL
+        if state.server not in shard.get(identity, ()):
+            return state.server
     return None
 
 
@@ -478,81 +499,3 @@ def _read_shard(disk: Disk, path: str) -> Shard | None:
     with suppress(PublishError, ValueError):
         return parse_shard(disk.read(path) or b"{}")
     return None
-
-
-STOP_FILE: Final = "stopped.json"
-
-
-def list_stop_folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
-    """Return the folders in which a tree's endpoints look for the stop file."""
-    return (output / "ops",) if spool is None else (output / "ops", spool)
-
-
-class StopNotice(NamedTuple):
-    stoppage: StopOrder
-    at: datetime
-
-
-def write_stop_file(folder: Path, stoppage: StopOrder, at: datetime) -> None:
-    """Durably write the stop file to ``folder``, and replace an existing stop file. Raises OSError if this fails.
-
-    Every user who can read the folder can read the file.
-    """
-    content = encode_canonical({**stoppage._asdict(), "at": format_instant(at)}) + b"\n"
-    write_atomically(folder / STOP_FILE, content, mode=0o644)
-
-
-def remove_stop_file(folder: Path) -> None:
-    """Remove the stop file if it exists. Raises OSError if it cannot be removed."""
-    (folder / STOP_FILE).unlink(missing_ok=True)
-
-
-class StopReader:
-    """Reads the stop files in several folders. A file is read again only after it has changed."""
-
-    def __init__(self, *folders: Path) -> None:
-        self._paths = tuple(folder / STOP_FILE for folder in folders)
-        # the last content of each file, with the file's inode and its mtime in nanoseconds
-        self._read: dict[Path, tuple[tuple[int, int], StopNotice]] = {}
-
-    @property
-    def current(self) -> StopNotice | None:
-        found = filter(None, map(self._read_file, self._paths))
-        return max(found, key=lambda each: each.stoppage.everything, default=None)
-
-    def _read_file(self, path: Path) -> StopNotice | None:
-        try:
-            stat = path.stat()
-        except OSError:
-            return None
-        signature = stat.st_ino, stat.st_mtime_ns
-        if path not in self._read or self._read[path][0] != signature:
-            self._read[path] = signature, _parse_stop_file(path, datetime.fromtimestamp(stat.st_mtime).astimezone())
-        return self._read[path][1]
-
-
-def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
-    with suppress(OSError, ValueError, RecursionError):
-        match json.loads(path.read_bytes()):
-            case {"who": str(who), "reason": str(reason), "everything": bool(everything), "at": str(ordered_at)}:
-                return StopNotice(StopOrder(who, reason, everything), datetime.fromisoformat(ordered_at))
-    return StopNotice(StopOrder("somebody", f"{path} cannot be read", everything=False), at)
-
-
-_TYPE: Final = "InstallsAllowed"
-
-
-def add_stop_condition(conditions: Iterable[Mapping[str, Any]], stop: StopNotice | None) -> list[dict[str, Any]]:
-    """Return an instance's conditions, updated for a stop that was ordered after the instance wrote them."""
-    found = [dict(each) for each in conditions]
-    if stop is None or any((each["type"], each["status"]) == (_TYPE, False) for each in found):
-        return found
-    facts = {
-        "type": _TYPE,
-        "status": False,
-        "reason": "Stopped",
-        "message": str(stop.stoppage),
-        "lastTransitionTime": format_instant(stop.at),
-        "remedy": find_remedy(_TYPE, "Stopped"),
-    }
-    return sorted([*(each for each in found if each["type"] != _TYPE), facts], key=lambda each: str(each["type"]))

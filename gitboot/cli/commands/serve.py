@@ -332,7 +332,7 @@ def _serve_until_stopped(
     from gitboot.endpoint.served_files import REFRESH_S, PublishedTree
     from gitboot.fetchlog.spool import get_endpoint_folder
     from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
-    from gitboot.publish.tree_reader import StopReader, list_stop_folders
+    from gitboot.publish.stop_file import StopReader, list_stop_folders
 
     raise_open_file_limit()
     output, spool, heartbeat_fd = settings.output, settings.spool, settings.heartbeat_fd

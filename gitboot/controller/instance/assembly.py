@@ -69,8 +69,9 @@ from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import OPEN_MODES
 from gitboot.publish.manifest import HISTORY, STATUS, UNKNOWN
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview
+from gitboot.publish.stop_file import StopReader, list_stop_folders
 from gitboot.publish.targets.follower import Followers
-from gitboot.publish.tree_reader import StopReader, list_stop_folders, read_tree_records
+from gitboot.publish.tree_reader import read_tree_records
 from gitboot.render.page import render_history
 from gitboot.render.paths import ON_PAGE, PAGE_INDEX
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
