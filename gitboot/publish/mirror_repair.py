@@ -220,8 +220,8 @@ class _RepairAttempt:
         if their_version > our_version:
             raise PublishError(
                 f"{self._store.name}: {SIGNED}{TIMESTAMP} has version {their_version}, but {self._root} has the "
-                f"earlier version {our_version} (set --tree to the OUTPUT that gitboot currently publishes to, or, if somebody "
-                "edited the file on the mirror, remove the file there)"
+                f"earlier version {our_version} (set --tree to the OUTPUT that gitboot currently publishes to, or, if "
+                "somebody edited the file on the mirror, remove the file there)"
             )
 
     def repair(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from msgspec import structs
@@ -68,32 +69,24 @@ def compare_with_list(
     again if the entry of the file in the list has changed. Raises `HostUnreachable`.
     """
     with open_thread_pool(parallel) as pool:
-        findings = [*mirror.check_list_caching()]
+        findings = list(mirror.check_list_caching())
         reader = ListReader(mirror, keys, pool)
-        if (signed := reader.read(findings)) is None:
+        signed_list = reader.read(findings)
+        if signed_list is None:
             if mirror.names() is None:
                 findings += mirror.find_extra_files(())
             return MirrorReport(findings=sort_findings(findings), files=0, unread=(), in_transition=())
-        shown = format_instant(now)
-        if signed.expires <= now:
-            path = f"{SIGNED}{signed.expiring}"
-            message = f"{path} expired at {format_instant(signed.expires)}, and this host's clock shows {shown}"
-            findings.append(MirrorFinding(path=path, fault=MirrorFault.EXPIRED, message=message))
-        if signed.made > now + TOLERANCE:
-            message = (
-                f"the list was made at {format_instant(signed.made)}, but this host's clock shows {shown} "
-                "(correct the clock that is wrong)"
-            )
-            findings.append(MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message))
+        findings += _check_times(signed_list, now)
         listing_findings: list[MirrorFinding] = []
-        files, hidden = reader.read_files(signed, now, listing_findings)
+        files, hidden = reader.read_files(signed_list, now, listing_findings)
 
         def reread(has_findings: bool) -> dict[str, MirrorFile] | None:
             newer = reader.read([]) if has_findings or listing_findings else None
-            if newer is None or newer.version == signed.version:
+            if newer is None or newer.version == signed_list.version:
                 return None
             listing_findings.clear()
-            return reader.read_files(newer, now, listing_findings)[0]
+            newer_files, _ = reader.read_files(newer, now, listing_findings)
+            return newer_files
 
         report = compare_files(mirror, files, reread, pool, on_start, on_progress)
     return structs.replace(
@@ -101,8 +94,23 @@ def compare_with_list(
         findings=sort_findings([*findings, *listing_findings, *report.findings]),
         files=report.files + hidden,
         hidden_files=hidden,
-        signed_list=signed,
+        signed_list=signed_list,
     )
+
+
+def _check_times(signed_list: SignedList, now: datetime) -> Iterator[MirrorFinding]:
+    """Yield a finding if the list has expired, or if the list is newer than the clock of this host."""
+    shown = format_instant(now)
+    if signed_list.expires <= now:
+        path = f"{SIGNED}{signed_list.expiring}"
+        message = f"{path} expired at {format_instant(signed_list.expires)}, and this host's clock shows {shown}"
+        yield MirrorFinding(path=path, fault=MirrorFault.EXPIRED, message=message)
+    if signed_list.made > now + TOLERANCE:
+        message = (
+            f"the list was made at {format_instant(signed_list.made)}, but this host's clock shows {shown} "
+            "(correct the clock that is wrong)"
+        )
+        yield MirrorFinding(path=SIGNED + TIMESTAMP, fault=MirrorFault.EARLY, message=message)
 
 
 class ListReader:
@@ -139,24 +147,25 @@ class ListReader:
         Also return the number of files for which the list contains only the digest of the path.
         """
         files: dict[str, MirrorFile] = {}
-        hidden, names = 0, self._mirror.names()
+        hidden_count = 0
+        names = self._mirror.names()
         by_digest = {hash_path(path): path for path in names or ()}
-        for listing, finding in self._pool.map(
-            lambda name: self._read_listing(signed_list, name), sorted(signed_list.targets)
-        ):
-            findings += [finding] if finding is not None else []
+        read_listing = partial(self._read_listing, signed_list)
+        for listing, finding in self._pool.map(read_listing, sorted(signed_list.targets)):
+            if finding is not None:
+                findings.append(finding)
             if listing is None:
                 continue
             for path, versions in listing.files.items():
                 if is_path_digest(path) and names is None:
-                    hidden += 1
+                    hidden_count += 1
                 else:
                     real_path = by_digest.get(path, path)
                     files[real_path] = build_mirror_file(listing, real_path, versions, now)
             for path in listing.end.files if listing.end is not None else ():
                 if path not in listing.files:
                     files[path] = build_mirror_file(listing, path, (), now)
-        return dict(sorted(files.items())), hidden
+        return dict(sorted(files.items())), hidden_count
 
     def _read_listing(self, signed_list: SignedList, name: str) -> tuple[Listing | None, MirrorFinding | None]:
         """Return a listing, and a finding if there is a problem with the listing.
@@ -165,7 +174,8 @@ class ListReader:
         """
         target = signed_list.targets[name]
         try:
-            if (data := self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))) is None:
+            data = self._get(name, min(target.size_bytes, MAX_TARGETS_BYTES))
+            if data is None:
                 raise ListProblem(MISSING, name, "the list contains this listing, but its file does not exist")
             return parse_listing(name, data, target), None
         except ListProblem as problem:
@@ -194,13 +204,12 @@ def build_mirror_file(listing: Listing, path: str, versions: tuple[FileVersion, 
 
     If the listing's window has ended, the version that follows the window is also acceptable.
     """
-    expected, end = find_versions_around(versions, now), listing.end
+    expected = find_versions_around(versions, now)
+    end = listing.end
     if end is not None and path in end.files and end.since <= now + TOLERANCE:
         end_version = end.files[path]
-        expected, versions = (
-            (*expected, end_version if end_version.sha256 is not None else None),
-            (*versions, end_version),
-        )
+        expected = (*expected, end_version if end_version.sha256 is not None else None)
+        versions = (*versions, end_version)
     return MirrorFile(path=path, expected=expected, versions=versions, server=listing.server, contents=listing.contents)
 
 

@@ -126,13 +126,13 @@ def verify_ed25519(key: bytes, message: bytes, signature: bytes) -> bool:
     k = int.from_bytes(hashlib.sha512(signature[:32] + key + message).digest(), "little") % _ORDER
     negative = (_FIELD - point[0], point[1], point[2], _FIELD - point[3])
     terms = (None, _BASE, negative, _add_points(_BASE, negative))
-    found = (0, 1, 1, 0)  # from the neutral point, compute s * base - k * key, bit by bit
+    total = (0, 1, 1, 0)  # from the neutral point, compute s * base - k * key, bit by bit
     for bit in range(_ORDER.bit_length() - 1, -1, -1):
-        found = _add_points(found, found)
+        total = _add_points(total, total)
         term = terms[(s >> bit & 1) + 2 * (k >> bit & 1)]
         if term is not None:
-            found = _add_points(found, term)
-    return _encode_point(found) == signature[:32]
+            total = _add_points(total, term)
+    return _encode_point(total) == signature[:32]
 
 
 # Metadata
@@ -170,10 +170,10 @@ class AcceptedList(NamedTuple):
 
 
 def _check_unique_names(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    values_by_name = dict(pairs)
+    if len(values_by_name) != len(pairs):
         raise ValueError("a JSON object contains the same name twice")
-    return found
+    return values_by_name
 
 
 def _parse_integer(text: str) -> int:
@@ -291,10 +291,10 @@ def _check_signatures(metadata: _Metadata, role: _Role, previous_role: Optional[
 
     ``previous_role`` contains the keys that were valid before the last key change.
     """
-    found = len(_find_signers(metadata, role.keys))
-    if found >= role.threshold:
+    signature_count = len(_find_signers(metadata, role.keys))
+    if signature_count >= role.threshold:
         return
-    message = f"expected at least {role.threshold} valid signatures, found {found}"
+    message = f"expected at least {role.threshold} valid signatures, found {signature_count}"
     if previous_role is not None and len(_find_signers(metadata, previous_role.keys)) >= previous_role.threshold:
         message = (
             "a replaced key signed the file. gitboot has not signed the file again yet, or somebody is using the old "
@@ -317,6 +317,8 @@ def _parse_root(metadata: _Metadata) -> _Root:
 
 
 class _MetadataReader:
+    """Reads the metadata files of one list."""
+
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
         self.previous_root = None  # type: Optional[_Root]  # the root before the newest one
@@ -376,9 +378,9 @@ class _MetadataReader:
         if "length" in meta and len(data) != meta["length"]:
             raise ListProblem(DAMAGED, file_name, "the file's length differs from the one in the list")
         metadata = _parse_metadata(file_name, data, kind)
-        if metadata.signed["version"] != version:
-            found = metadata.signed["version"]
-            raise ListProblem(DAMAGED, file_name, f"expected version {version}, found version {found}")
+        signed_version = metadata.signed["version"]
+        if signed_version != version:
+            raise ListProblem(DAMAGED, file_name, f"expected version {version}, found version {signed_version}")
         return metadata
 
 
@@ -449,12 +451,12 @@ def find_version(versions: Sequence[FileVersion], now: datetime) -> Optional[Fil
 
     Each version is valid from its time until just before the time of the next version.
     """
-    found = None
+    current = None
     for version in versions:
         if version.since is not None and now < version.since:
             break
-        found = version
-    return found if found is not None and found.sha256 is not None else None
+        current = version
+    return current if current is not None and current.sha256 is not None else None
 
 
 def find_versions_around(
@@ -465,14 +467,14 @@ def find_versions_around(
     None means that the file is absent. A mirror may have the version before or after a transition if the mirror's clock
     differs or if a copy is in progress.
     """
-    instants = [version.since for version in versions if version.since is not None]
-    near = [at for at in instants if now - tolerance < at <= now + tolerance]
-    found = [find_version(versions, now)]
-    for at in near:
-        for each in (find_version(versions, at - timedelta(microseconds=1)), find_version(versions, at)):
-            if each not in found:
-                found.append(each)
-    return tuple(found)
+    transitions = [version.since for version in versions if version.since is not None]
+    around = [find_version(versions, now)]
+    for at in transitions:
+        if now - tolerance < at <= now + tolerance:
+            for version in (find_version(versions, at - timedelta(microseconds=1)), find_version(versions, at)):
+                if version not in around:
+                    around.append(version)
+    return tuple(around)
 
 
 _HASHED = re.compile(r"sha256:[0-9a-f]{64}\Z")
@@ -494,15 +496,15 @@ def check_path(path: str) -> str:
 
 
 def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
-    found = []  # type: List[FileVersion]
+    versions = []  # type: List[FileVersion]
     for since, sha256, size in value:
         at = parse_instant(since) if since is not None else None
-        if found and (at is None or (found[-1].since is not None and at <= found[-1].since)):
+        if versions and (at is None or (versions[-1].since is not None and at <= versions[-1].since)):
             raise ValueError("the start times of a file's versions are not in ascending order")
         if sha256 is not None:
             _parse_hexadecimal(sha256, 32)
-        found.append(FileVersion(at, sha256, check_count(size, 0)))
-    return tuple(found)
+        versions.append(FileVersion(at, sha256, check_count(size, 0)))
+    return tuple(versions)
 
 
 def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
@@ -536,6 +538,7 @@ def parse_listing(name: str, data: bytes, target: Target) -> Listing:
 # The list
 
 
+_TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z")
 # In a SubjectPublicKeyInfo, these bytes come before an Ed25519 key: RFC 8410, 4.
 _SPKI = bytes.fromhex("302a300506032b6570032100")
 _PEM = re.compile(r"-----BEGIN PUBLIC KEY-----([A-Za-z0-9+/=\s]+)-----END PUBLIC KEY-----")
@@ -596,40 +599,41 @@ def _read_verified_list(
     timestamp = _parse_metadata(TIMESTAMP, data, "timestamp")
     if keys and root is None:
         raise ListProblem(UNSIGNED, TIMESTAMP, "the list is not signed, so gitboot cannot verify who published it")
-    expiring = [(timestamp.signed["expires"], TIMESTAMP)]
     try:
         if root is not None:
             previous_role = reader.previous_root.roles["timestamp"] if reader.previous_root is not None else None
             _check_signatures(timestamp, root.roles["timestamp"], previous_role)
-        meta = timestamp.signed["meta"]["snapshot.json"]
-        versions = (timestamp.signed["version"], check_count(meta["version"], 1))
-        signers = root.roles["timestamp"].keys.values() if root is not None else ()
-        signer_keys = frozenset(key.hex() for key in signers)
-        newest = AcceptedList(root.version if root is not None else 0, versions[0], versions[1], signer_keys)
+        snapshot_meta = timestamp.signed["meta"]["snapshot.json"]
+        signer_keys = root.roles["timestamp"].keys.values() if root is not None else ()
+        newest = AcceptedList(
+            root=root.version if root is not None else 0,
+            timestamp=timestamp.signed["version"],
+            snapshot=check_count(snapshot_meta["version"], 1),
+            keys=frozenset(key.hex() for key in signer_keys),
+        )
         _check_not_older(newest, accepted)
-        snapshot = reader.get_metadata("snapshot.json", "snapshot", versions[1], MAX_SNAPSHOT_BYTES, meta)
+        snapshot = reader.get_metadata(
+            "snapshot.json", "snapshot", newest.snapshot, MAX_SNAPSHOT_BYTES, snapshot_meta
+        )
         if root is not None:
             _check_signatures(snapshot, root.roles["snapshot"])
         meta, publication = snapshot.signed["meta"], timestamp.signed["gitboot"]
-        role = None
+        parts = [timestamp, snapshot]
+        bin_role = None
         if root is not None:
             version = check_count(meta["targets.json"]["version"], 1)
-            targets_metadata = reader.get_metadata(
+            delegating = reader.get_metadata(
                 "targets.json", "targets", version, MAX_TARGETS_BYTES, meta["targets.json"]
             )
-            _check_signatures(targets_metadata, root.roles["targets"])
-            expiring.append((targets_metadata.signed["expires"], targets_metadata.name))
-            role = _parse_bin_role(targets_metadata.signed["delegations"])
+            _check_signatures(delegating, root.roles["targets"])
+            parts.append(delegating)
+            bin_role = _parse_bin_role(delegating.signed["delegations"])
         targets = {}  # type: Dict[str, Target]
         bins = sorted(name for name in meta if name != "targets.json")
-        for metadata, found in mapper(lambda name: _read_bin(reader, name, meta[name], role), bins):
-            targets.update(found)
-            expiring.append((metadata.signed["expires"], metadata.name))
-        expiring.append((snapshot.signed["expires"], snapshot.name))
-        expiry_times = [(parse_instant(expires), name) for expires, name in expiring]
-        if root is not None:
-            expiry_times.append((root.expires, f"{root.version}.root.json"))
-        first = min(expiry_times)
+        for metadata, bin_targets in mapper(lambda name: _read_bin(reader, name, meta[name], bin_role), bins):
+            targets.update(bin_targets)
+            parts.append(metadata)
+        expires, expiring = _find_first_expiry(parts, root)
         return SignedList(
             is_signed=bool(timestamp.signatures),
             is_verified=root is not None,
@@ -637,14 +641,22 @@ def _read_verified_list(
             made=parse_instant(publication["made"]),
             manifest=str(publication["manifest"]),
             gitboot=str(publication["version"]),
-            expires=first[0],
-            expiring=first[1],
-            version=versions[0],
+            expires=expires,
+            expiring=expiring,
+            version=newest.timestamp,
             accepted=newest,
             targets=targets,
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _build_damage_problem(TIMESTAMP, error) from error
+
+
+def _find_first_expiry(parts: Iterable[_Metadata], root: Optional[_Root]) -> Tuple[datetime, str]:
+    """Return the first time at which a part of the list expires, and the file name of that part."""
+    expiry_times = [(parse_instant(part.signed["expires"]), part.name) for part in parts]
+    if root is not None:
+        expiry_times.append((root.expires, f"{root.version}.root.json"))
+    return min(expiry_times)
 
 
 def _check_not_older(newest: AcceptedList, accepted: Optional[AcceptedList]) -> None:
@@ -663,9 +675,6 @@ def _check_not_older(newest: AcceptedList, accepted: Optional[AcceptedList]) -> 
             f"the list has version {newest.timestamp}, but the program has already read version {accepted.timestamp}"
         )
         raise ListProblem(OLDER, TIMESTAMP, message)
-
-
-_TARGET = re.compile(r"shared\.json\Z|servers/[A-Za-z0-9][A-Za-z0-9._-]*\.json\Z")
 
 
 def _parse_bin_role(delegations: Dict[str, Any]) -> _Role:
@@ -691,13 +700,13 @@ def _read_bin(
     metadata = reader.get_metadata(name, "targets", check_count(meta["version"], 1), MAX_TARGETS_BYTES, meta)
     if role is not None:
         _check_signatures(metadata, role)
-    found = {}
-    for target, each in metadata.signed["targets"].items():
-        digest = each["hashes"]["sha256"]
+    targets = {}
+    for target, target_meta in metadata.signed["targets"].items():
+        digest = target_meta["hashes"]["sha256"]
         _parse_hexadecimal(digest, 32)
         if not _TARGET.match(target):
             raise ValueError(f"{target!r} is not the name of a listing")
         if hashlib.sha256(target.encode("utf-8")).hexdigest()[:2] != number.group(1):
             raise ListProblem(DAMAGED, metadata.name, f"{target!r} is in the wrong hash bin")
-        found[target] = Target(digest, check_count(each["length"], 0))
-    return metadata, found
+        targets[target] = Target(digest, check_count(target_meta["length"], 0))
+    return metadata, targets
