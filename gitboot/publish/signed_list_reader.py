@@ -612,9 +612,7 @@ def _read_verified_list(
             keys=frozenset(key.hex() for key in signer_keys),
         )
         _check_not_older(newest, accepted)
-        snapshot = reader.get_metadata(
-            "snapshot.json", "snapshot", newest.snapshot, MAX_SNAPSHOT_BYTES, snapshot_meta
-        )
+        snapshot = reader.get_metadata("snapshot.json", "snapshot", newest.snapshot, MAX_SNAPSHOT_BYTES, snapshot_meta)
         if root is not None:
             _check_signatures(snapshot, root.roles["snapshot"])
         meta, publication = snapshot.signed["meta"], timestamp.signed["gitboot"]

@@ -244,7 +244,7 @@ def _open_store(mirror: str, tree: Path, stack: ExitStack) -> MirrorStore:
     if mirror.startswith(_STORE_SCHEMES):
         from gitboot.bmc.credentials import read_credentials
         from gitboot.publish.targets.addresses import BucketAddress, RsyncAddress, parse_target
-        from gitboot.publish.targets.folder import RsyncStore
+        from gitboot.publish.targets.rsync import RsyncStore
 
         address = parse_target(mirror)
         assert isinstance(address, BucketAddress | RsyncAddress)  # noqa: S101 - by its scheme

@@ -17,7 +17,7 @@ from gitboot.git.remote import HEAD, Password, Remote, SshKey, get_local_path, p
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
 from gitboot.publish.manifest import compute_digest
-from gitboot.publish.targets import folder as folder_target
+from gitboot.publish.targets import rsync
 from gitboot.publish.targets.addresses import BranchAddress, FolderAddress, RsyncAddress, TargetAddress
 from gitboot.publish.targets.folder import build_folder_opener
 from gitboot.publish.targets.followed_tree import FollowedTree
@@ -74,9 +74,7 @@ def _build_target(
         return target(build_folder_opener(target_address.folder))
     if isinstance(target_address, RsyncAddress):
         folder = settings.state / "targets" / compute_digest(target_address.name.encode())[:16]
-        return target(
-            folder_target.build_rsync_opener(target_address, folder, _read_keys), max_servers=folder_target.MAX_SERVERS
-        )
+        return target(rsync.build_rsync_opener(target_address, folder, _read_keys), max_servers=rsync.MAX_SERVERS)
     # Imported here, because obstore is an optional dependency.
     from gitboot.publish.targets.s3 import build_bucket_opener
 

@@ -20,7 +20,7 @@ from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByA
 from gitboot.publish.mirror_repair import ALL
 from gitboot.publish.targets import folder as rsync_module
 from gitboot.publish.targets.addresses import RsyncAddress, parse_target
-from gitboot.publish.targets.folder import RsyncStore
+from gitboot.publish.targets.rsync import RsyncStore
 from gitboot.publish.targets.store_target import FileStore
 from gitboot.publish.targets.target_records import UNLISTED
 from tests.helpers.cases import get_interval
