@@ -215,13 +215,10 @@ def find_pinned_identity(pinned: PinnedIdentity | None, place: BmcPlace) -> Pinn
 
 def list_pinned_values(pinned: PinnedIdentity) -> frozenset[str]:
     """Return the UUIDs and serial numbers that a pinned identity contains."""
-    identities = (
-        ReportedIdentity(uuid=pinned.uuid, serial=pinned.serial),
-        *((pinned.changed,) if pinned.changed is not None else ()),
-    )
-    return frozenset(
-        value for each in identities for value in (each.uuid, _normalize_serial(each.serial)) if value is not None
-    )
+    values = {pinned.uuid, _normalize_serial(pinned.serial)}
+    if pinned.changed is not None:
+        values |= {pinned.changed.uuid, _normalize_serial(pinned.changed.serial)}
+    return frozenset(value for value in values if value is not None)
 
 
 def list_document_values(serials_by_uuid: Mapping[SystemUuid, str | None]) -> frozenset[str]:
@@ -278,21 +275,24 @@ def _list_changes(
         return [f"{NO_IDENTITY} instead of {ReportedIdentity(uuid=pinned.uuid, serial=pinned.serial)}"]
     if pinned.accepted and pinned.uuid is None and pinned.serial is None:
         return [f"{reported} instead of {NO_IDENTITY}"] if is_same is False else []
-    uuid_is_same = _is_same_uuid(reported.uuid, pinned.uuid)
-    serial_is_same = _is_same_serial(reported.serial, pinned.serial)
+    is_same_uuid = _is_same_uuid(reported.uuid, pinned.uuid)
+    is_same_serial = _is_same_serial(reported.serial, pinned.serial)
+    may_lack_uuid = is_same_serial or (is_same and document.has_uuid(pinned.uuid))
+    may_lack_serial = is_same_uuid or (is_same and document.has_serial(pinned.serial))
     changes = []
-    counts = reported.uuid is not None or not (serial_is_same or (is_same and document.has_uuid(pinned.uuid)))
-    if pinned.uuid is not None and not uuid_is_same and counts and not document.has_uuid(reported.uuid):
-        changes.append(f"UUID {reported.uuid or 'none'} instead of {pinned.uuid}")
-    counts = reported.serial is not None or not (uuid_is_same or (is_same and document.has_serial(pinned.serial)))
-    if pinned.serial is not None and not serial_is_same and counts and not document.has_serial(reported.serial):
-        current = f'"{reported.serial}"' if reported.serial is not None else "none"
-        changes.append(f'serial {current} instead of "{pinned.serial}"')
+    if pinned.uuid is not None and not is_same_uuid and not document.has_uuid(reported.uuid):
+        if reported.uuid is not None or not may_lack_uuid:
+            changes.append(f"UUID {reported.uuid or 'none'} instead of {pinned.uuid}")
+    if pinned.serial is not None and not is_same_serial and not document.has_serial(reported.serial):
+        if reported.serial is not None or not may_lack_serial:
+            current = f'"{reported.serial}"' if reported.serial is not None else "none"
+            changes.append(f'serial {current} instead of "{pinned.serial}"')
     return changes
 
 
 def _format_remedy(document: DocumentIdentity, reported: ReportedIdentity) -> str:
-    uuid, serial, fields = reported.uuid, reported.serial, []
+    uuid, serial = reported.uuid, reported.serial
+    fields: list[str] = []
     if uuid is not None and not is_placeholder_uuid(uuid) and not document.has_uuid(uuid):
         fields.append(f"uuid: {uuid}")
     if serial is not None and not is_placeholder_serial(serial) and not document.has_serial(serial):

@@ -39,6 +39,7 @@ _SET_OPTIONS: Final = (0x00, 0x08)
 _KEEP_VALID: Final = (*_SET_OPTIONS, 0x03, 0x1F)
 _VALID, _PERSISTENT, _EFI = 0x80, 0x40, 0x20
 _DEVICES: Final = {OverrideTarget.NONE: 0, OverrideTarget.PXE: 1, OverrideTarget.HDD: 2, OverrideTarget.CD: 5}
+_TARGETS: Final = {number: target for target, number in _DEVICES.items()}
 _GET_STATUS: Final = (0x00, 0x01)
 _GET_GUID: Final = (0x06, 0x37)
 # the request Chassis Control (IPMI 2.0, 28.3). Its value 5, a graceful shutdown, sends the system an ACPI event
@@ -60,13 +61,12 @@ _LOGIN_REFUSED: Final = re.compile(
 )
 _RESULT_LINE: Final = re.compile(r"^RAW RSP \((\d+) bytes\)|rsp=0x([0-9a-f]{2})\):? *(.*)$", re.I | re.M)
 _BYTES_PER_LINE: Final = 16
-
-
-_Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # a response, or the reason why there is no response
 # IPMI 2.0, 22.15.2: suite 17 is HMAC-SHA256 and AES, and suite 3 is HMAC-SHA1 and AES. Both encrypt. Older BMCs have
 # only suite 3.
 _CIPHER_SUITES: Final = (17, 3)
 _PORT: Final = 623
+
+_Answer: TypeAlias = bytes | BmcBusy | BmcRejected  # a response, or the reason why there is no response
 
 
 class IpmiConnection:
@@ -91,14 +91,14 @@ class IpmiConnection:
 
     def observe(self) -> BmcObservation:
         """Read the boot flags, the power state and the identity of the system in one IPMI session."""
-        flags, status, guid = self._send_requests(_GET_FLAGS, _GET_STATUS, _GET_GUID)
-        flags, status = _get_answer_bytes(flags), _get_answer_bytes(status)
+        answers = self._send_requests(_GET_FLAGS, _GET_STATUS, _GET_GUID)
+        flags, status = (_get_answer_bytes(answer) for answer in answers[:2])
         if len(flags) < 4 or not status:
             raise BmcUnreachable(f"{self._address}: the response is too short: {flags.hex(' ')}")
         return BmcObservation(
             system="",
             override=_parse_override(flags[2], flags[3]),
-            identity=self._read_identity(guid),
+            identity=self._read_identity(answers[2]),
             power="On" if status[0] & 1 else "Off",
             allowable_targets=frozenset(_DEVICES),
             reset_types=frozenset(_CONTROLS),
@@ -146,12 +146,15 @@ class IpmiConnection:
         return ReportedIdentity(serial=found[1].decode("ascii", "replace")) if found else ReportedIdentity()
 
     def _send_requests(self, *requests: tuple[int, ...]) -> list[_Answer]:
-        script = "".join(f"raw {' '.join(f'0x{each:02x}' for each in octets)}\n" for octets in requests)
+        """Send raw requests in one IPMI session, and return one answer for each request."""
+        commands = [" ".join(("raw", *(f"0x{octet:02x}" for octet in octets))) for octets in requests]
+        script = "".join(f"{command}\n" for command in commands)
         process = self._run_ipmitool(("exec", "/dev/stdin"), script)
-        lines, answers = iter(process.stdout.splitlines()), list[_Answer]()
+        lines = iter(process.stdout.splitlines())
+        answers: list[_Answer] = []
         for size, code, reason in _RESULT_LINE.findall(process.stderr.decode("utf-8", "replace")):
             if code:
-                request = script.splitlines()[min(len(answers), len(requests) - 1)]
+                request = commands[min(len(answers), len(commands) - 1)]
                 error_type = BmcBusy if int(code, 16) in _BUSY_CODES else BmcRejected
                 answers.append(error_type(f"{self._address}: {request}: 0x{code} {reason.strip()}"))
             else:
@@ -167,8 +170,10 @@ class IpmiConnection:
         return answers
 
     def _run_ipmitool(self, command: tuple[str, ...], script: str = "") -> subprocess.CompletedProcess[bytes]:
+        """Run ipmitool with the cipher suite that the BMC accepts. Raises `BmcRejected` if the BMC rejects the login."""
         stderr = ""
-        for suite in (self._suite,) if self._suite is not None else _CIPHER_SUITES:
+        suites = (self._suite,) if self._suite is not None else _CIPHER_SUITES
+        for suite in suites:
             process = self._run_with_suite(command, script, suite)
             stderr = process.stderr.decode("utf-8", "replace")
             if "Unable to establish" not in stderr and not _LOGIN_REFUSED.search(stderr):
@@ -228,9 +233,6 @@ def _get_answer_bytes(answer: _Answer) -> bytes:
     if isinstance(answer, bytes):
         return answer
     raise answer
-
-
-_TARGETS: Final = {number: target for target, number in _DEVICES.items()}
 
 
 def _parse_override(flags: int, device: int) -> Override:

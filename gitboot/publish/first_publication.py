@@ -42,6 +42,11 @@ from gitboot.text import format_count
 _FRESH_NAME, _READY_NAME = "fresh", "ready"
 FRESH: Final = f"{PRIVATE_FOLDER}/{_FRESH_NAME}"
 READY: Final = f"{PRIVATE_FOLDER}/{_READY_NAME}"
+_MANIFEST_NAME: Final = split_path(MANIFEST)[1]  # a publication is complete only after this file is in place
+_OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})  # the source and the destination are on two mounts
+_CERTAIN_SHARE: Final = 0.9  # a publication needs at least this share of the estimated space
+_MIN_SAMPLE: Final = 64  # servers in the sample from which gitboot estimates the files of all servers
+_MIB: Final = 2**20
 
 
 class FilledTree(NamedTuple):
@@ -62,13 +67,13 @@ def fill_tree(
     written.
     """
     check_free_space(disk.root, _estimate_files(publication))
+    if not _can_move_folders(disk):
+        return None
     written = 0
     digests: dict[str, str | None] = {}
     identities: dict[str, tuple[str, ...]] = {}
     listings: dict[str, ListedFile | None] = {}
     content = {SHARED: tuple(filter(is_content, publication.changed_shared_files))}
-    if not _can_move_folders(disk):
-        return None
     with create_tree(disk, at) as new_tree:
         # The progress has one step for each server, and one step to move all files to their final paths.
         for server, files in iterate_with_progress(
@@ -76,7 +81,8 @@ def fill_tree(
         ):
             if files is not None:
                 state = files[state_path(server)]
-                digests[server], identities[server] = state.sha256, parse_outline(state.content).identities
+                digests[server] = state.sha256
+                identities[server] = parse_outline(state.content).identities
                 written += new_tree.add(files)
                 content[server] = tuple(filter(is_content, files))
                 listings[server] = find_listing(files, server)
@@ -163,10 +169,6 @@ def _convert_errors_at(path: Path) -> Iterator[None]:
         raise to_publish_error(path, error) from error
 
 
-# the source and the destination are on different mounts
-_OTHER_MOUNT_ERRORS: Final = frozenset({errno.EXDEV, errno.EBUSY})
-
-
 def _can_move_folders(disk: Disk) -> bool:
     """Return whether folders can be renamed from gitboot's private folder into the tree.
 
@@ -175,9 +177,11 @@ def _can_move_folders(disk: Disk) -> bool:
     with ExitStack() as stack:
         private_folder = stack.enter_context(_open_private_folder(disk))
         new_folder = stack.enter_context(_make_fresh_folder(disk, private_folder))
+        # gitboot tries to move the folder boot, or, if this folder exists, a folder into it
         folder, name, path = disk.folders.root, "boot", disk.root
         with _convert_errors_at(disk.root / "boot"), suppress(FileNotFoundError):
-            folder, name, path = stack.enter_context(_open_folder("boot", folder)), "o", disk.root / "boot"
+            folder = stack.enter_context(_open_folder("boot", folder))
+            name, path = "o", disk.root / "boot"
         with _convert_errors_at(disk.root / FRESH):
             os.mkdir(name, 0o700, dir_fd=new_folder)
         with _convert_errors_at(path):
@@ -189,9 +193,6 @@ def _can_move_folders(disk: Disk) -> bool:
                 return False
             os.rmdir(name, dir_fd=folder)
     return True
-
-
-_MANIFEST_NAME: Final = split_path(MANIFEST)[1]  # a publication is complete only after this file is in place
 
 
 def _merge_folders(source: int, target: int, root: Path, folder: str = "") -> None:
@@ -221,7 +222,10 @@ class NewTree:
     """Writes a new tree to a folder that no other process uses. It writes each file once."""
 
     def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
-        self._disk, self._folder, self._mtime, self._modes = disk, folder, mtime, disk.modes
+        self._disk = disk
+        self._modes = disk.modes
+        self._folder = folder
+        self._mtime = mtime
         self._created_folders = {""}  # paths of the folders that exist
         # Whether the system gives new files the wrong permissions or the wrong group. None: no file was written yet.
         self._is_masked: bool | None = None
@@ -238,7 +242,8 @@ class NewTree:
             paths_by_digest.setdefault(file.sha256, []).append(path)
         written = 0
         for paths in paths_by_digest.values():
-            first_path, content = None, files[paths[0]].content
+            first_path = None
+            content = files[paths[0]].content
             for path in sorted(paths):
                 try:
                     if first_path is None:
@@ -269,10 +274,10 @@ class NewTree:
         fd = os.open(path, NEW_FILE, self._modes.file, dir_fd=self._folder)
         try:
             if self._is_masked is None:
-                found = os.fstat(fd)
-                self._is_masked = S_IMODE(found.st_mode) != self._modes.file or (
-                    self._modes.group not in (None, found.st_gid)
-                )
+                file_stat = os.fstat(fd)
+                has_modes = S_IMODE(file_stat.st_mode) == self._modes.file
+                has_group = self._modes.group in (None, file_stat.st_gid)
+                self._is_masked = not (has_modes and has_group)
             if self._is_masked:
                 self._modes.apply_to(fd, self._modes.file)
             write_with_mtime(fd, content, self._mtime)
@@ -316,10 +321,6 @@ class _NeededSpace(Struct):
     is_estimate: bool = False
 
 
-_CERTAIN_SHARE: Final = 0.9  # a publication needs at least this share of the estimated space
-_MIB: Final = 2**20
-
-
 def check_free_space(root: Path, files: Iterable[NeededFile]) -> None:
     """Raise `PublishError` if a file system has too few inodes or too little disk space for these files and folders.
 
@@ -336,16 +337,16 @@ def check_free_space(root: Path, files: Iterable[NeededFile]) -> None:
     is_root = os.geteuid() == 0  # file systems reserve some space for root
     for mount, need in needs.items():
         try:
-            found = os.statvfs(mount)
+            statvfs = os.statvfs(mount)
         except OSError as error:
             raise to_publish_error(mount, error) from error
-        blocks, free = (found.f_bfree, found.f_ffree) if is_root else (found.f_bavail, found.f_favail)
-        free_bytes = blocks * found.f_frsize
+        free_inodes = statvfs.f_ffree if is_root else statvfs.f_favail
+        free_bytes = (statvfs.f_bfree if is_root else statvfs.f_bavail) * statvfs.f_frsize
         needed_share, qualifier = (_CERTAIN_SHARE, "about ") if need.is_estimate else (1, "")
-        if found.f_files and need.inodes * needed_share > free:
+        if statvfs.f_files and need.inodes * needed_share > free_inodes:
             raise PublishError(
                 f"{mount}: publishing needs {qualifier}{format_count(round(need.inodes), 'inode')}, "
-                f"but the file system has only {free:,} free "
+                f"but the file system has only {free_inodes:,} free "
                 "(use a file system with more inodes: create it with mkfs.ext4 -N, or mount a tmpfs with -o nr_inodes)"
             )
         if need.size_bytes * needed_share > free_bytes:
@@ -353,9 +354,6 @@ def check_free_space(root: Path, files: Iterable[NeededFile]) -> None:
                 f"{mount}: publishing needs {qualifier}{need.size_bytes / _MIB:,.1f} MiB, but the file system has only "
                 f"{free_bytes / _MIB:,.1f} MiB free (free some space)"
             )
-
-
-_MIN_SAMPLE: Final = 64  # servers in the sample from which gitboot estimates the files of all servers
 
 
 def _estimate_files(publication: Publication) -> Iterator[NeededFile]:
@@ -366,7 +364,8 @@ def _estimate_files(publication: Publication) -> Iterator[NeededFile]:
     """
     names = sorted(publication.servers)
     sample_size = min(max(isqrt(2 * len(names)) + 1, _MIN_SAMPLE), len(names))
-    server_counts, sizes = Counter[str](), dict[str, int]()
+    server_counts = Counter[str]()  # by path, how many servers of the sample have the file
+    sizes: dict[str, int] = {}
     for files in map(publication.servers.__getitem__, Random(0).sample(names, sample_size)):  # noqa: S311 - guards nothing
         server_sizes = _measure_distinct_files(files or {})
         server_counts.update(server_sizes.keys())

@@ -47,6 +47,18 @@ from gitboot.publish.signed_list_reader import (
 # may open the folder: the program has not verified the files in it.
 STAGING = ".staging"
 _STAGING_MODE = 0o700
+KEPT = ("assets/*",)  # Files that are copied and kept although no list contains them.
+_RSYNC_IDLE_S = 60
+# The errors of link(2) after which the program copies the file instead.
+_NO_LINK_ERRORS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
+_LIST_TRIES = 3  # attempts to copy a tree that changes during the copy
+_CONTENT = re.compile(r"(?:o|media|assets)/|(?:v1/boot|nocloud)/[^/]+/data/")  # files that boot scripts refer to
+_LIST_FILE = re.compile(
+    SIGNED
+    + r"(?:timestamp|shared|[0-9]+\.(?:root|snapshot|targets|servers-[0-9a-f]{2})|servers/[a-z0-9][a-z0-9.-]*)\.json\Z"
+)
+# Files that `gitboot artifacts` downloads to the tree. No list names these files; their digests are in their paths.
+_ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
 
 
 class CopyError(Exception):
@@ -90,27 +102,27 @@ class State:
 
         The names in the file differ from the attributes, because earlier versions of the program wrote the same file.
         """
-        found = _read_json(self._path)
-        self.latest_time, accepted = parse_instant(found["latest"]), found["seen"]
-        self.published_at = parse_instant(found["made"]) if found["made"] else None
+        saved = _read_json(self._path)
+        self.latest_time, accepted = parse_instant(saved["latest"]), saved["seen"]
+        self.published_at = parse_instant(saved["made"]) if saved["made"] else None
         if accepted:
             root, timestamp, snapshot = (check_count(version, 0) for version in accepted[:3])
             self.accepted = AcceptedList(root, timestamp, snapshot, frozenset(map(str, accepted[3])))
-        self._keys = [str(key) for key in found["keys"]]
+        self._keys = [str(key) for key in saved["keys"]]
         self.endings = {
             check_path(name): Ending(parse_instant(since), _parse_optional_text(text))
-            for name, (since, text) in found["ends"].items()
+            for name, (since, text) in saved["ends"].items()
         }
 
     def save(self) -> None:
-        found = {
+        saved = {
             "keys": self._keys,
             "latest": _format_time(self.latest_time),
             "made": _format_time(self.published_at) if self.published_at is not None else None,
             "seen": [*self.accepted[:3], sorted(self.accepted.keys)] if self.accepted is not None else None,
-            "ends": {path: [_format_time(each.since), each.text] for path, each in sorted(self.endings.items())},
+            "ends": {path: [_format_time(end.since), end.text] for path, end in sorted(self.endings.items())},
         }
-        _write(self._path, json.dumps(found, sort_keys=True).encode("utf-8"), 0o600)
+        _write(self._path, json.dumps(saved, sort_keys=True).encode("utf-8"), 0o600)
 
     def trust(self, keys: Iterable[bytes]) -> None:
         """Set the trusted root keys.
@@ -159,11 +171,11 @@ class DigestCache:
     def digest(self, path: str) -> Optional[str]:
         """Return the sha256 of a regular file, or None for anything else. Unchanged files are not read again."""
         try:
-            found = os.lstat(path)
-            if not stat.S_ISREG(found.st_mode):
+            file_stat = os.lstat(path)
+            if not stat.S_ISREG(file_stat.st_mode):
                 return None
-            name = f"{found.st_dev}:{found.st_ino}"
-            file_stamp = [found.st_size, found.st_mtime_ns, found.st_ctime_ns]
+            name = f"{file_stat.st_dev}:{file_stat.st_ino}"
+            file_stamp = [file_stat.st_size, file_stat.st_mtime_ns, file_stat.st_ctime_ns]
             known = self._used.get(name) or self._known.get(name)
             if known is None or known[:-1] != file_stamp:
                 digest = hashlib.sha256()
@@ -180,47 +192,42 @@ class DigestCache:
 # The tree of the publisher
 
 
-_CONTENT = re.compile(r"(?:o|media|assets)/|(?:v1/boot|nocloud)/[^/]+/data/")  # files that boot scripts refer to
-_LIST_FILE = re.compile(
-    SIGNED
-    + r"(?:timestamp|shared|[0-9]+\.(?:root|snapshot|targets|servers-[0-9a-f]{2})|servers/[a-z0-9][a-z0-9.-]*)\.json\Z"
-)
-
-
 class Tree:
     """A tree in a folder, with its verified signed list."""
 
     def __init__(self, root: str, signed_list: SignedList, listings: Sequence[Listing]) -> None:
-        self._root, self.signed_list, self._listings = root, signed_list, listings
-        self._shared = {path for each in listings if each.server is None for path in each.files}
-        # the content that files get when their open maintenance windows end
-        self.endings = {
-            path: Ending(each.end.since, each.contents[file.sha256] if file.sha256 is not None else None)
-            for each in listings
-            if each.end is not None
-            for path, file in each.end.files.items()
-        }
+        self._root = root
+        self.signed_list = signed_list
+        self._listings = listings
+        self._shared = {path for listing in listings if listing.server is None for path in listing.files}
+        self.endings: Dict[str, Ending] = {}  # the content that files get when their open maintenance windows end
+        for listing in listings:
+            if listing.end is not None:
+                for path, file in listing.end.files.items():
+                    text = listing.contents[file.sha256] if file.sha256 is not None else None
+                    self.endings[path] = Ending(listing.end.since, text)
 
     def find_files(self, digest: Callable[[str], Optional[str]], now: datetime) -> Tuple[FrozenSet[str], List[str]]:
         """Return the paths of the published files and of the list, and the paths that do not match their digests."""
-        present = list(iterate_paths(self._root))
-        by_digest = {hash_path(path): path for path in present}
-        found, wrong = [], []
+        present_paths = list(iterate_paths(self._root))
+        path_by_digest = {hash_path(path): path for path in present_paths}
+        published, wrong = [], []
         for listing in self._listings:
             for name, versions in listing.files.items():
-                path = by_digest.get(name, name)
-                expected = {each.sha256 if each is not None else None for each in find_versions_around(versions, now)}
+                path = path_by_digest.get(name, name)
+                around = find_versions_around(versions, now)
+                expected = {version.sha256 if version is not None else None for version in around}
                 expected.add(versions[0].sha256 if versions and versions[0].since is None else None)
                 actual = digest(os.path.join(self._root, path)) if not is_path_digest(path) else None
                 if actual not in expected:
                     wrong.append(path)
                 elif actual is not None:
-                    found.append(path)
-        for path in present:
+                    published.append(path)
+        for path in present_paths:
             expected_digest = find_artifact_digest(path)
             if expected_digest is not None and digest(os.path.join(self._root, path)) not in (expected_digest, None):
                 wrong.append(path)
-        return frozenset([*found, *filter(_LIST_FILE.match, present)]), wrong
+        return frozenset([*published, *filter(_LIST_FILE.match, present_paths)]), wrong
 
     def sort_key(self, path: str) -> Tuple[int, str]:
         """Return a sort key for replacing files: content, then the scripts that refer to content, then the list."""
@@ -229,10 +236,6 @@ class Tree:
         if _CONTENT.match(path) is not None:
             return 0, path
         return (2 if path in self._shared else 1), path
-
-
-# Files that `gitboot artifacts` downloads to the tree. No list names these files; their digests are in their paths.
-_ARTIFACT = re.compile(r"o/([0-9a-f]{64})/(?:kernel|initrd|rootfs|uki\.efi|image\.iso|loader\.efi)\Z")
 
 
 def find_artifact_digest(path: str) -> Optional[str]:
@@ -253,12 +256,6 @@ def iterate_paths(root: str) -> Iterator[str]:
 # The folder of the mirror
 
 
-KEPT = ("assets/*",)  # Files that are copied and kept although no list contains them.
-_RSYNC_IDLE_S = 60
-# The errors of link(2) after which the program copies the file instead.
-_NO_LINK_ERRORS = (errno.EMLINK, errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS)
-
-
 class Mirror:
     """The folder that a web server serves, with its staging folder."""
 
@@ -270,12 +267,16 @@ class Mirror:
         clock: Callable[[], datetime],
         kept_patterns: Sequence[str],
     ) -> None:
-        self._folder, self.staging = folder, os.path.join(folder, STAGING)
-        self._state, self._digests, self._clock = state, digests, clock
+        self._folder = folder
+        self.staging = os.path.join(folder, STAGING)
+        self._state = state
+        self._digests = digests
+        self._clock = clock
         self._kept_patterns = (*KEPT, *kept_patterns)
-        found = os.stat(folder)
-        self._folder_mode, self._file_mode = found.st_mode & 0o777, found.st_mode & 0o666
-        self._group = found.st_gid
+        folder_stat = os.stat(folder)
+        self._folder_mode = folder_stat.st_mode & 0o777
+        self._file_mode = folder_stat.st_mode & 0o666
+        self._group = folder_stat.st_gid
 
     # Windows that end
 
@@ -464,7 +465,7 @@ class Mirror:
         return _CONTENT.match(path) is not None or self._matches_kept_pattern(path)
 
     def _matches_kept_pattern(self, path: str) -> bool:
-        return any(fnmatch.fnmatchcase(path, each) for each in self._kept_patterns)
+        return any(fnmatch.fnmatchcase(path, pattern) for pattern in self._kept_patterns)
 
     def _link(self, path: str, folders: Set[str]) -> None:
         """Hard-link a staged file into the served folder, or copy the file if it cannot be linked.
@@ -478,17 +479,17 @@ class Mirror:
             self._make_folders(path)
             folders.add(folder)
         wanted = os.lstat(source)
-        found: Optional[os.stat_result] = None
+        served: Optional[os.stat_result] = None
         with suppress(FileNotFoundError):
-            found = os.lstat(full_path)
+            served = os.lstat(full_path)
         if wanted.st_gid != self._group:
             os.chown(source, -1, self._group)
-        if found is not None and stat.S_ISDIR(found.st_mode):
+        if served is not None and stat.S_ISDIR(served.st_mode):
             shutil.rmtree(full_path)
-        elif found is not None:
-            if os.path.samestat(found, wanted):
+        elif served is not None:
+            if os.path.samestat(served, wanted):
                 return
-            is_same = (found.st_size, int(found.st_mtime)) == (wanted.st_size, int(wanted.st_mtime))
+            is_same = (served.st_size, int(served.st_mtime)) == (wanted.st_size, int(wanted.st_mtime))
             if is_same and self._digests.digest(full_path) == self._digests.digest(source):
                 return
         temporary = _prepare_temporary_path(full_path)
@@ -597,9 +598,6 @@ def _run_update(mirror: Mirror, state: State, source: str, keys: Sequence[bytes]
     if state.published_at is not None and state.latest_time - state.published_at > timedelta(days=1):
         warn(f"the list is from {_format_time(state.published_at)}, so the publisher is down or unreachable")
     return 0
-
-
-_LIST_TRIES = 3  # attempts to copy a tree that changes during the copy
 
 
 def run(mirror: Mirror, source: str, keys: Sequence[bytes]) -> None:
