@@ -34,6 +34,7 @@ _HINTS: Final = {
     errno.EPERM: "give write access to the user that runs gitboot",
     errno.ELOOP: "the path is a symlink, which gitboot does not follow here; move it away",
 }
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -230,9 +231,11 @@ class Disk:
         """
         folder, name = split_path(path)
         parent = self.folders.make(folder)
-        mtime, temp_name = int(at.timestamp()) if exact else self.choose_mtime(path, at), staging_path(name)
-        staged_file = self._latest if self._latest is not None and self._latest[:2] == (linked_path, mtime) else None
-        if staged_file is None or not _try_link(self.folders.root, staged_file, temp_name, parent):
+        temp_name = staging_path(name)
+        mtime = int(at.timestamp()) if exact else self.choose_mtime(path, at)
+        latest = self._latest
+        can_link = latest is not None and (latest.path, latest.mtime) == (linked_path, mtime)
+        if latest is None or not can_link or not _try_link(self.folders.root, latest, temp_name, parent):
             try:
                 fd = os.open(temp_name, NEW_FILE, self.modes.file, dir_fd=parent)
             except FileExistsError:  # a killed process left this file, which may be a hard link to another file
@@ -387,13 +390,11 @@ def is_staging_name(name: str) -> bool:
     return re.fullmatch(r"\.gitboot-[0-9a-f]{16}\.tmp", name) is not None
 
 
-_libc: Final = ctypes.CDLL(None, use_errno=True)
-
-
 def syncfs(fd: int) -> None:
     """Call syncfs(2), which the standard library lacks. ``os.sync`` would wait for every disk in the machine."""
     if _libc.syncfs(fd) != 0:
-        raise OSError(number := ctypes.get_errno(), os.strerror(number))
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, os.strerror(error_number))
 
 
 def is_full(error: PublishError) -> bool:
@@ -513,27 +514,27 @@ def find_group_id(name: str) -> int:
     Raises `UsageError` if the group does not exist, or if this process may not assign files to the group.
     """
     if name.isdecimal():
-        found = int(name)
+        group_id = int(name)
     else:
         try:
-            found = grp.getgrnam(name).gr_gid
+            group_id = grp.getgrnam(name).gr_gid
         except KeyError:
             raise UsageError(
                 f"--output-group {name}: this host has no group {name}; run `getent group` to list the groups"
             ) from None
-    if os.geteuid() != 0 and found not in (os.getegid(), *os.getgroups()):
+    if os.geteuid() != 0 and group_id not in (os.getegid(), *os.getgroups()):
         raise UsageError(
             f"--output-group {name}: the user {os.geteuid()} is not in that group, so gitboot may not give files to "
             f"the group; run usermod --append --groups {name} USER, or set SupplementaryGroups={name} in the unit file"
         )
-    return found
+    return group_id
 
 
 def is_readable_by_others(root: Path) -> bool:
     """Return whether users other than the owner and the group can read the published files below ``root``."""
     with suppress(OSError):
         folders = (root / name for name in ("boot", "ops") if (root / name).is_dir())
-        return bool(root.stat().st_mode & 0o007) and any(each.stat().st_mode & 0o007 for each in folders)
+        return bool(root.stat().st_mode & 0o007) and any(folder.stat().st_mode & 0o007 for folder in folders)
     return False
 
 
@@ -547,29 +548,39 @@ def apply_modes(root: Path, modes: TreeModes) -> None:
     """
     try:
         top_folders = [path for path in (root / "ops", root / "boot") if path.is_dir()]
-        has_own_folder = set(os.listdir(root)) <= {"boot", "ops", "lost+found"}
-        folder_stats = [path.lstat() for path in (*top_folders, *([root] if has_own_folder else []))]
-        if all(
-            stat.S_IMODE(each.st_mode) & 0o777 == modes.folder and modes.group in (None, each.st_gid)
-            for each in folder_stats
-            if _may_chmod(each)
-        ):
+        last_folders = list(top_folders)
+        if set(os.listdir(root)) <= {"boot", "ops", "lost+found"}:
+            last_folders.append(root)
+        if all(_has_folder_modes(path.lstat(), modes) for path in last_folders):
             return
         for top in top_folders:
-            for path, folders, files, fd in os.fwalk(top):
-                # operators put files into boot/assets, and set their permissions
-                folders[:] = [name for name in folders if Path(path, name) != root / "boot/assets"]
-                if Path(path) != top and _may_chmod(os.fstat(fd)):
-                    modes.apply_to(fd, modes.folder)
-                for name in files:
-                    found = os.lstat(name, dir_fd=fd)
-                    if is_file(found) and _may_chmod(found) and found.st_mode & 0o077:
-                        with open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder=fd) as file:
-                            modes.apply_to(file, modes.file)
-        for folder in (*top_folders, *([root] if has_own_folder else [])):
+            _apply_modes_below(top, modes, skipped_folder=root / "boot/assets")
+        for folder in last_folders:
             _apply_folder_modes(folder, modes, skip_foreign=True)
     except OSError as error:
         raise to_publish_error(root, error) from error
+
+
+def _has_folder_modes(folder_stat: os.stat_result, modes: TreeModes) -> bool:
+    """Return whether a folder has these modes, or belongs to another user."""
+    has_modes = stat.S_IMODE(folder_stat.st_mode) & 0o777 == modes.folder
+    return not _may_chmod(folder_stat) or (has_modes and modes.group in (None, folder_stat.st_gid))
+
+
+def _apply_modes_below(top: Path, modes: TreeModes, skipped_folder: Path) -> None:
+    """Apply ``modes`` to the files and folders below ``top``, but not to ``top`` itself.
+
+    Operators put files into ``skipped_folder``, and set their permissions.
+    """
+    for path, folders, files, fd in os.fwalk(top):
+        folders[:] = [name for name in folders if Path(path, name) != skipped_folder]
+        if Path(path) != top and _may_chmod(os.fstat(fd)):
+            modes.apply_to(fd, modes.folder)
+        for name in files:
+            file_stat = os.lstat(name, dir_fd=fd)
+            if is_file(file_stat) and _may_chmod(file_stat) and file_stat.st_mode & 0o077:
+                with open_descriptor(name, os.O_RDONLY | os.O_NONBLOCK, folder=fd) as file:
+                    modes.apply_to(file, modes.file)
 
 
 def _may_chmod(file_stat: os.stat_result) -> bool:
