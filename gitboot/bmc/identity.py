@@ -277,16 +277,18 @@ def _list_changes(
         return [f"{reported} instead of {NO_IDENTITY}"] if is_same is False else []
     is_same_uuid = _is_same_uuid(reported.uuid, pinned.uuid)
     is_same_serial = _is_same_serial(reported.serial, pinned.serial)
-    may_lack_uuid = is_same_serial or (is_same and document.has_uuid(pinned.uuid))
-    may_lack_serial = is_same_uuid or (is_same and document.has_serial(pinned.serial))
+    uuid_may_differ = is_same_uuid or document.has_uuid(reported.uuid)
+    if reported.uuid is None:
+        uuid_may_differ |= is_same_serial or (is_same is True and document.has_uuid(pinned.uuid))
+    serial_may_differ = is_same_serial or document.has_serial(reported.serial)
+    if reported.serial is None:
+        serial_may_differ |= is_same_uuid or (is_same is True and document.has_serial(pinned.serial))
     changes = []
-    if pinned.uuid is not None and not is_same_uuid and not document.has_uuid(reported.uuid):
-        if reported.uuid is not None or not may_lack_uuid:
-            changes.append(f"UUID {reported.uuid or 'none'} instead of {pinned.uuid}")
-    if pinned.serial is not None and not is_same_serial and not document.has_serial(reported.serial):
-        if reported.serial is not None or not may_lack_serial:
-            current = f'"{reported.serial}"' if reported.serial is not None else "none"
-            changes.append(f'serial {current} instead of "{pinned.serial}"')
+    if pinned.uuid is not None and not uuid_may_differ:
+        changes.append(f"UUID {reported.uuid or 'none'} instead of {pinned.uuid}")
+    if pinned.serial is not None and not serial_may_differ:
+        current = f'"{reported.serial}"' if reported.serial is not None else "none"
+        changes.append(f'serial {current} instead of "{pinned.serial}"')
     return changes
 
 

@@ -170,7 +170,10 @@ class IpmiConnection:
         return answers
 
     def _run_ipmitool(self, command: tuple[str, ...], script: str = "") -> subprocess.CompletedProcess[bytes]:
-        """Run ipmitool with the cipher suite that the BMC accepts. Raises `BmcRejected` if the BMC rejects the login."""
+        """Run ipmitool with the cipher suite that the BMC accepts.
+
+        Raises `BmcRejected` if the BMC rejects the login, and `BmcUnreachable` if no suite leads to a session.
+        """
         stderr = ""
         suites = (self._suite,) if self._suite is not None else _CIPHER_SUITES
         for suite in suites:

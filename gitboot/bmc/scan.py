@@ -422,9 +422,9 @@ def _match_servers(
         shown = server.identity
         values = [value.upper() for value in (shown.uuid, shown.serial, shown.sku) if value is not None]
         candidates = chain.from_iterable(machines_by_value.get(value, ()) for value in values)
-        machine = next((each for each in candidates if _is_same_machine(each, shown)), None)
-        if machine is not None:
-            yield server, machine
+        match = next((machine for machine in candidates if _is_same_machine(machine, shown)), None)
+        if match is not None:
+            yield server, match
 
 
 def _is_same_machine(machine: Machine, shown: ReportedIdentity) -> bool:
