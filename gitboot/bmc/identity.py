@@ -132,10 +132,11 @@ def compare_identity(
     several BMCs report (see `SharedIdentityValues.values`). gitboot ignores the shared values.
     """
     is_same = _is_same_machine(document.uuids, document.serials, reported, shared_values)
-    if pinned is not None and (changes := _list_changes(document, pinned, reported, is_same=is_same)):
-        changed = ", ".join(changes)
+    changes = _list_changes(document, pinned, reported, is_same=is_same) if pinned is not None else []
+    if changes:
+        remedy = _format_remedy(document, reported)
         return IdentityChanged(
-            message=f"the BMC reports a different identity than before: {changed}{_format_remedy(document, reported)}"
+            message=f"the BMC reports a different identity than before: {', '.join(changes)}{remedy}"
         )
     if pinned is not None and pinned.accepted:
         return SameMachine(accepted=True)

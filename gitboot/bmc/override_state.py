@@ -95,20 +95,21 @@ def assign_slots(slots: Collection[MediaSlot], disc: str, data: str | None) -> d
     the BMC itself stores. gitboot therefore uses such a slot only if no slot of the same kind has this action.
     """
     slots = _drop_slots_without_action(slots)
-    found = {url: slot for url in (disc, data) if url is not None and (slot := find_slot(url, slots)) is not None}
-    free = sorted((slot for slot in slots if slot.is_free), key=lambda each: each.path)
-    if disc not in found:
-        if (disc_slot := next((slot for slot in free if slot.accepts_discs), None)) is None:
-            return None
-        found[disc] = disc_slot
-    if data is not None and data not in found:
+    free_slots = sorted((slot for slot in slots if slot.is_free), key=lambda slot: slot.path)
+    disc_slot = find_slot(disc, slots) or next((slot for slot in free_slots if slot.accepts_discs), None)
+    if disc_slot is None:
+        return None
+    if data is None:
+        return {disc: disc_slot}
+    data_slot = find_slot(data, slots)
+    if data_slot is None:
         # the system finds user data also on a USB stick, by the volume label
-        suitable = (slot for slot in free if slot.accepts_discs or "USBStick" in slot.types)
-        data_slots = [slot for slot in suitable if slot is not found[disc]]
-        if not data_slots:
+        suitable_slots = [slot for slot in free_slots if slot.accepts_discs or "USBStick" in slot.types]
+        other_slots = [slot for slot in suitable_slots if slot is not disc_slot]
+        if not other_slots:
             return None
-        found[data] = min(data_slots, key=lambda each: not each.accepts_discs)
-    return found
+        data_slot = min(other_slots, key=lambda slot: not slot.accepts_discs)
+    return {disc: disc_slot, data: data_slot}
 
 
 def _drop_slots_without_action(slots: Collection[MediaSlot]) -> list[MediaSlot]:
@@ -130,14 +131,19 @@ def build_insert_request(slot: MediaSlot, url: str) -> Mapping[str, Any]:
     InsertMedia requests (sushy, VirtualMedia.insert_media). A Lenovo SD530 requires them in PATCH requests (same
     source). The caller adds the credentials of a share to the body.
     """
-    share = next((each for each in slot.shares if each.find_image_copy(url) is not None), None)
-    image, protocol = url, urlsplit(url).scheme.upper()
+    image = url
+    protocol = urlsplit(url).scheme.upper()
+    must_send_protocol = protocol in slot.protocols
+    share = next((share for share in slot.shares if share.find_image_copy(url) is not None), None)
     if share is not None:
-        image, protocol = share.find_image_copy(url) or url, share.protocol
+        image = share.find_image_copy(url) or url
+        protocol = share.protocol
+        must_send_protocol = True
     if slot.insert_target is None:
         return {"Image": image, "Inserted": True, "WriteProtected": True}
-    sends_protocol = share is not None or protocol in slot.protocols
-    return {"Image": image, **({"TransferProtocolType": protocol} if sends_protocol else {})}
+    if not must_send_protocol:
+        return {"Image": image}
+    return {"Image": image, "TransferProtocolType": protocol}
 
 
 # The body of a PATCH that ejects the medium of a slot without the action EjectMedia.
@@ -174,8 +180,9 @@ class Override(Struct, frozen=True, kw_only=True):
         return self.target in (OverrideTarget.PXE, OverrideTarget.UEFI_HTTP) and self.http_boot_uri is None
 
 
-_CLOCK_STEP = timedelta(minutes=2)  # a larger difference than clock drift and slow requests can explain
+# Signs of a reset
 
+_CLOCK_STEP: Final = timedelta(minutes=2)  # a larger difference than clock drift and slow requests can explain
 # The values of ComputerSystem BootProgress.LastState in the order of one boot, DSP0268.
 BOOT_PROGRESS: Final = (
     "PrimaryProcessorInitializationStarted",
@@ -229,9 +236,8 @@ class ResetMarks(Struct, frozen=True, kw_only=True):
         pairs = {name: (before, after) for name, before, after in self._pair_marks(old_marks)}
         if any(_has_mark_changed(before, after) for before, after in pairs.values()):
             same_boot_marks = {"boot_progress_time"} if self.has_progressed_since(old_marks) else set()
-            return (
-                ResetConclusion.SEEN if self.find_later_marks(old_marks) - same_boot_marks else ResetConclusion.UNKNOWN
-            )
+            is_reset = bool(self.find_later_marks(old_marks) - same_boot_marks)
+            return ResetConclusion.SEEN if is_reset else ResetConclusion.UNKNOWN
         unchanged = pairs.keys() if changing_marks is None else pairs.keys() & changing_marks
         return ResetConclusion.RULED_OUT if unchanged and old_marks.settled else ResetConclusion.UNKNOWN
 
@@ -299,7 +305,9 @@ NO_MARKS: Final = ResetMarks()
 
 def _has_mark_changed(before: str, after: str) -> bool:
     before_time, after_time = _parse_utc(before), _parse_utc(after)
-    return before_time != after_time if before_time is not None and after_time is not None else before != after
+    if before_time is None or after_time is None:
+        return before != after
+    return before_time != after_time
 
 
 def _has_restarted(before: str | None, after: str | None) -> bool:
@@ -327,8 +335,8 @@ def as_utc(instant: datetime) -> datetime:
 
 
 def _parse_utc(text: str | None) -> datetime | None:
-    found = parse_time(text)
-    return as_utc(found) if found is not None else None
+    instant = parse_time(text)
+    return as_utc(instant) if instant is not None else None
 
 
 class BmcObservation(Struct, frozen=True, kw_only=True):
@@ -458,11 +466,8 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
 
     def is_ended_by(self, record: OverrideRecord) -> bool:
         """Return whether ``record``, which is not in the ledger, ended this override after gitboot last set it."""
-        is_same = (self.reason, self.override, self.plan_digest) == (
-            record.reason,
-            record.override,
-            record.plan_digest,
-        )
+        own_boot = (self.reason, self.override, self.plan_digest)
+        is_same = own_boot == (record.reason, record.override, record.plan_digest)
         is_older = self.state.is_open or (self.has_media and not record.state.is_open)
         return is_older and is_same and self.clears_from == record.clears_from and self.at <= record.at
 
@@ -485,6 +490,7 @@ class OverrideRecord(Struct, frozen=True, kw_only=True):
         return self.state.is_open or self.has_media
 
     def with_medium(self, medium: Medium) -> OverrideRecord:
+        """Return a copy of this record in which ``medium`` replaces the medium with the same URL."""
         if self.data_medium is not None and self.data_medium.url == medium.url:
             return structs.replace(self, data_medium=medium)
         return structs.replace(self, medium=medium)

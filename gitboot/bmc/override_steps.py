@@ -193,7 +193,7 @@ def update_record_after_conflict(
     the same reason, another instance may have set the same override.
     """
     earlier_records = [each for each in earlier_records if each.state is not OverrideState.UNSENT]
-    if any(each.reason == record.reason for each in earlier_records):
+    if any(earlier.reason == record.reason for earlier in earlier_records):
         return update_refused_record(record, observed)
     updated_wanted = structs.replace(wanted, is_first_install=wanted.is_first_install and not earlier_records)
     if _is_set_by_another(updated_wanted, record.override, observed):
@@ -545,8 +545,9 @@ def _set_override(
         return Wait(why="the machine is in POST")
     if wanted.only_while_off and observed.power != "Off":
         return Wait(why="the machine is on, but gitboot sets this boot override only while the machine is off")
-    if (step := _insert_media(goal, record)) is not None:
-        return step
+    insert_step = _insert_media(goal, record)
+    if insert_step is not None:
+        return insert_step
     new_record = _build_record(goal, record, OverrideState.RECORDED)
     return SetOverride(record=structs.replace(new_record, corrections=corrections, replaces=replaces))
 

@@ -34,8 +34,10 @@ def make_list_keys(folder: Path, root_key: Path | None, now: datetime) -> bytes:
     ``root_key`` is the file for the private root key, by default `ROOT_KEY` in the folder. Raises `UsageError` if a key
     file already exists.
     """
-    signer, publication_signer = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
-    root, targets = Metadata(Root()), Metadata(Targets())
+    signer = CryptoSigner.generate_ed25519()
+    publication_signer = CryptoSigner.generate_ed25519()
+    root = Metadata(Root())
+    targets = Metadata(Targets())
     for role in ("root", "targets"):
         root.signed.add_key(signer.public_key, role)
     _create_key(root_key or folder / ROOT_KEY, signer)
@@ -51,11 +53,10 @@ def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | 
     not the root key, or if ``new_root_key`` already exists.
     """
     signer = _read_key(root_key or folder / ROOT_KEY)
-    roots, delegations = read_versions(folder, ROOTS), read_versions(folder, TARGETS)
-    root, targets = (
-        Metadata[Root].from_bytes(roots[max(roots)]),
-        Metadata[Targets].from_bytes(delegations[max(delegations)]),
-    )
+    roots = read_versions(folder, ROOTS)
+    delegations = read_versions(folder, TARGETS)
+    root = Metadata[Root].from_bytes(roots[max(roots)])
+    targets = Metadata[Targets].from_bytes(delegations[max(delegations)])
     if signer.public_key.keyid not in root.signed.roles["root"].keyids:
         raise UsageError(f"{root_key or folder / ROOT_KEY} is not a root key that {max(roots)}.root.json lists")
     signers = [signer]
@@ -87,11 +88,11 @@ def _write_list_root(
     """Write the public root key and the metadata that authorizes the publication key. Return the root key as PEM."""
     for role in ("snapshot", "timestamp"):
         root.signed.add_key(publication_signer.public_key, role)
-    key, expires = publication_signer.public_key, now.replace(microsecond=0) + ROOT_VALID
+    key = publication_signer.public_key
     # 8 bits select one of 256 bins; docs/adr/0031-targets-and-signed-list.md compares other numbers
     bins = SuccinctRoles([key.keyid], 1, 8, "servers")
     targets.signed.delegations = Delegations({key.keyid: key}, succinct_roles=bins)
-    root.signed.expires = targets.signed.expires = expires
+    root.signed.expires = targets.signed.expires = now.replace(microsecond=0) + ROOT_VALID
     root.signatures.clear()
     for signer in signers:
         root.sign(signer, append=True)

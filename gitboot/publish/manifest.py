@@ -74,8 +74,8 @@ def parse_part_path(path: str) -> tuple[str | None, str | None]:
 
     If the path belongs to a node, the leaf is None. If the path belongs to neither a node nor a leaf, both are None.
     """
-    found = _PART.fullmatch(path)
-    return (found[1], found[2]) if found else (None, None)
+    match = _PART.fullmatch(path)
+    return (match[1], match[2]) if match else (None, None)
 
 
 def compute_digest(content: bytes) -> str:
@@ -90,31 +90,32 @@ def render_digests(digests: Digests) -> bytes:
 
 def parse_digests(data: bytes) -> dict[str, str]:
     """Parse a node or a leaf of the manifest. Raises ValueError."""
-    found = json.loads(data)
-    if not isinstance(found, dict) or not all(isinstance(digest, str) for digest in found.values()):
+    digests = json.loads(data)
+    if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
         raise ValueError("the file is not a valid part of a manifest")
-    return found
+    return digests
 
 
 def render_listing(files: Mapping[str, ListedFile]) -> bytes:
     """Render the listing of shared files as JSON."""
     lines = (
-        f'{json.dumps(path, ensure_ascii=False)}:{{"sha256":"{each.sha256}","size":{each.size}}}'
-        for path, each in sorted(files.items())
+        f'{json.dumps(path, ensure_ascii=False)}:{{"sha256":"{file.sha256}","size":{file.size}}}'
+        for path, file in sorted(files.items())
     )
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
 def parse_listing(data: bytes) -> dict[str, ListedFile]:
     """Parse the listing of shared files. Raises ValueError."""
-    found = json.loads(data)
+    listing = json.loads(data)
     try:
-        return {path: ListedFile(each["sha256"], each["size"]) for path, each in found.items()}
+        return {path: ListedFile(file["sha256"], file["size"]) for path, file in listing.items()}
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError("the file is not a file listing") from error
 
 
 def render_head(head: Head) -> bytes:
+    """Render ``manifest.json``."""
     facts = {
         "commit": head.origin.commit,
         "gitboot": head.origin.gitboot,
@@ -132,8 +133,8 @@ def parse_head(data: bytes) -> Head:
     Raises UnknownFormat if the file has the format of another version of gitboot, and ValueError if the file is not a
     manifest.
     """
-    found: Any = json.loads(data)
-    match found:
+    document: Any = json.loads(data)
+    match document:
         case {
             "commit": str(commit),
             "gitboot": str(gitboot),

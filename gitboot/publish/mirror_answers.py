@@ -95,7 +95,9 @@ class MirrorAnswer(Struct, frozen=True, kw_only=True):
 
 
 class MirrorFinding(Struct, frozen=True, kw_only=True):
-    path: str
+    """A fault that a comparison found."""
+
+    path: str  # below boot/
     fault: MirrorFault
     message: str
 
@@ -163,9 +165,9 @@ def check_unknown_machine(answer: MirrorAnswer) -> MirrorFinding | None:
     A cache may store 404 and 410 responses by its own rules (RFC 9110, 15.1), and Varnish stores them for two minutes.
     From such a cache, a machine that was just added to the fleet would get the old response instead of its boot script.
     """
-    found = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot this file")
-    if found is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
-        return found
+    finding = check_absence(UNKNOWN_MACHINE, answer, "an unknown machine would boot this file")
+    if finding is not None or answer.status not in _GONE or not may_be_cached(answer.cache_control or ""):
+        return finding
     return MirrorFinding(
         path=UNKNOWN_MACHINE,
         fault=MirrorFault.CACHEABLE,
@@ -206,6 +208,7 @@ def _check_grub_body(path: str, answer: MirrorAnswer) -> MirrorFinding | None:
 
 
 def _find_faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -> Iterator[tuple[MirrorFault, str]]:
+    """Yield the faults in a response that should contain ``version``, the most serious one first."""
     if answer.failure:
         yield MirrorFault.UNKNOWN, answer.failure
     elif answer.redirect_url is not None:
@@ -239,8 +242,6 @@ def _find_faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -
             MirrorFault.UNDATED,
             "the modification time differs from the published file's, so fetches from this mirror cannot be evidence",
         )
-    expected_type = find_content_type(BOOT + file.path)
-    sent_type = (answer.content_type or "").partition(";")[0].strip().lower()
     if answer.age_s > 0 and not is_fixed:
         yield (
             MirrorFault.CACHED,
@@ -248,6 +249,8 @@ def _find_faults(file: MirrorFile, version: FileVersion, answer: MirrorAnswer) -
         )
     if answer.size is None:
         yield MirrorFault.UNSIZED, "the response has no Content-Length, but firmware and boot loaders need the size"
+    expected_type = find_content_type(BOOT + file.path)
+    sent_type = (answer.content_type or "").partition(";")[0].strip().lower()
     if answer.content_type is not None and sent_type != expected_type.partition(";")[0]:
         yield MirrorFault.MISTYPED, f"the Content-Type must be {expected_type}, but it is {sent_type or 'missing'}"
     if answer.cache_control is not None and not is_fixed and may_be_cached(answer.cache_control):
@@ -266,4 +269,5 @@ def may_be_cached(cache_control: str) -> bool:
 
     Without a directive in Cache-Control, a cache may apply its own rules.
     """
-    return {each.strip().lower() for each in cache_control.split(",")}.isdisjoint({"no-store", "no-cache", "max-age=0"})
+    directives = {directive.strip().lower() for directive in cache_control.split(",")}
+    return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})

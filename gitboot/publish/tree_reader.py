@@ -222,10 +222,10 @@ def read_manifest(root: Path) -> Manifest | None:
     if not is_directory(root):
         return None
     with closing(Disk(root)) as disk:
-        found = _read_whole_tree(disk)
-        if found is not None and found.damaged_paths and found.is_stable:
-            raise build_damage_error(disk.root, found.damaged_paths[0])
-    return found.manifest if found is not None else None
+        whole = _read_whole_tree(disk)
+        if whole is not None and whole.damaged_paths and whole.is_stable:
+            raise build_damage_error(disk.root, whole.damaged_paths[0])
+    return whole.manifest if whole is not None else None
 
 
 def read_state(root: Path, server: str) -> PublishedServer | None:
@@ -251,7 +251,8 @@ class _WholeTree:
                 states = self._read_part(leaf_path(node, leaf), leaf_digest, parse_digests) or {}
                 for server, digest in states.items():
                     path = state_path(server)
-                    if (state := self._read_part(path, digest, parse_state)) is not None:
+                    state = self._read_part(path, digest, parse_state)
+                    if state is not None:
                         files |= {**state.files, path: ListedFile(digest, disk.size(path) or 0)}
         if head.shared is not None:
             files |= self._read_part(SHARED, head.shared, parse_listing) or {}
@@ -375,11 +376,11 @@ def _import_records(file: Path) -> dict[SystemUuid, Record]:
 
 def read_tree_records(tree: Path) -> Mapping[SystemUuid, Record]:
     """Return the records of the servers in a tree, skipping unreadable files."""
-    found: dict[SystemUuid, Record] = {}
+    records: dict[SystemUuid, Record] = {}
     for file in sorted((tree / RECORDS).glob("*.json")):
         with suppress(OSError, UsageError):
-            found |= parse_exported_records(file.read_bytes(), str(file))
-    return found
+            records |= parse_exported_records(file.read_bytes(), str(file))
+    return records
 
 
 # Changes and damage

@@ -118,7 +118,8 @@ class WindowEnds:
         return EndedWindows(changed_servers, self.next_end)
 
     def _must_read_all(self, root: Path) -> bool:
-        if (last := self._last_read) is None:
+        last = self._last_read
+        if last is None:
             return True
         pause = _UNCHANGED_FACTOR if last.version == _read_folder_version(root) else _CHANGED_FACTOR
         return self._monotonic() >= last.ended_s + pause * last.took_s
@@ -133,10 +134,10 @@ class _LastRead(NamedTuple):
 def _read_folder_version(root: Path) -> tuple[int, ...] | None:
     """Return a value that changes if a state or the whole tree is replaced, or None if there is no tree."""
     try:
-        found = (root / _SERVERS).stat()
+        stat = (root / _SERVERS).stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+    return stat.st_dev, stat.st_ino, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def end_windows(root: Path, window_ends: WindowEnds, at: datetime) -> EndedWindows:
@@ -224,8 +225,8 @@ def _read_content(disk: Disk, state: PublishedServer, version: PathVersion | Non
     digest = version.content if version.writes is None else version.writes.fallback
     if digest is None:
         return None
-    if (text := state.contents.get(digest)) is not None:
-        return text.encode()
+    if digest in state.contents:
+        return state.contents[digest].encode()
     return disk.read(state.stored_paths[digest]) if digest in state.stored_paths else None
 
 

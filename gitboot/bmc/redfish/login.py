@@ -47,7 +47,9 @@ class Login:
 
         ``translate_errors`` is a context manager that converts errors in its block to gitboot's errors.
         """
-        self._connector, self._credentials, self._translate_errors = connector, credentials, translate_errors
+        self._connector = connector
+        self._credentials = credentials
+        self._translate_errors = translate_errors
         self._session: _Session | None = None
         self._is_authenticated = False  # whether a response proved that the BMC accepted the last login
         # the 401 response to the last request with basic authentication
@@ -66,15 +68,12 @@ class Login:
         Raises the errors of ``send``. Also raises `BmcBusy` or `BmcUnreachable` if basic authentication is off and the
         BMC cannot open a session now.
         """
-        if (
-            self.keeps_session
-            and self._session is None
-            and self._is_authenticated
-            and time.monotonic() >= self._not_before_s
-        ):
-            self._open_session()
-        elif self._session is None and self._access_error is not None and not self._has_tried_session:
-            self._replace_password_by_session(self._access_error)
+        if self._session is None:
+            wants_session = self.keeps_session and self._is_authenticated
+            if wants_session and time.monotonic() >= self._not_before_s:
+                self._open_session()
+            elif self._access_error is not None and not self._has_tried_session:
+                self._replace_password_by_session(self._access_error)
         while True:
             try:
                 response = send()
@@ -84,7 +83,9 @@ class Login:
             else:
                 break
         if path.rstrip("/") not in _PUBLIC_PATHS:
-            self._is_authenticated, self._has_tried_session, self.session_failure = True, False, None
+            self._is_authenticated = True
+            self._has_tried_session = False
+            self.session_failure = None
             if self._session is not None:
                 self._session.was_used = True
             else:
@@ -111,8 +112,11 @@ class Login:
             if not was_used:
                 self._delay_next_session()
             return True
-        self._access_error, self._is_authenticated = access_error, False
-        return not self._has_tried_session and "basic" not in self.challenge.lower() and self._open_required_session()
+        self._access_error = access_error
+        self._is_authenticated = False
+        if self._has_tried_session or "basic" in self.challenge.lower():
+            return False
+        return self._open_required_session()
 
     def _open_required_session(self) -> bool:
         """Open a session that the login requires.
@@ -158,10 +162,8 @@ class Login:
                 self._connector._session.headers[_TOKEN_HEADER] = token
                 self._session = _Session(path)
                 return None
-            failure: _SessionFailure = BmcRejected(
-                f"POST {answer.url}: {answer.status_code} without "
-                f"{'the path of the session' if token else f'the header {_TOKEN_HEADER}'}"
-            )
+            missing = "the path of the session" if token else f"the header {_TOKEN_HEADER}"
+            failure: _SessionFailure = BmcRejected(f"POST {answer.url}: {answer.status_code} without {missing}")
         except (BmcBusy, BmcUnreachable, BmcRejected) as error:
             failure = error
         finally:

@@ -36,6 +36,7 @@ _POST_STATES = frozenset(
         "InPostDiscoveryComplete",
     }
 )
+_PROTOCOLS = frozenset({"HTTP", "HTTPS"})  # the protocols of the URLs in BootImages
 _RESET_ACTION = ("Actions", "#ComputerSystem.Reset")
 _STATES_AFTER_POST = frozenset({"OSBootStarted", "OSRunning", "FinishedPost"})
 
@@ -85,7 +86,8 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
 
     Raises `BmcRejected` if the resource contains no override.
     """
-    quirks, order = find_quirks(system.path, system.body), system.boot.get("BootOrder")
+    quirks = find_quirks(system.path, system.body)
+    boot_order = system.boot.get("BootOrder")
     override_resource = settings or system
     boot = override_resource.boot
     power = _as_text(system.body.get("PowerState"))
@@ -119,7 +121,7 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
         reset_types=_as_text_set(_get_nested(system.body, (*_RESET_ACTION, "ResetType@Redfish.AllowableValues"))),
         action_info_path=_as_text(_get_nested(system.body, (*_RESET_ACTION, "@Redfish.ActionInfo"))),
         virtual_media_path=system.link("VirtualMedia"),
-        boot_order=tuple(filter(None, map(_as_text, order))) if isinstance(order, list) else (),
+        boot_order=tuple(filter(None, map(_as_text, boot_order))) if isinstance(boot_order, list) else (),
         secure_boot_path=system.link("SecureBoot"),
         bios_path=system.link("Bios"),
         has_uri_setting=quirks.firmware_uri is not None and system.link("Bios") is not None,
@@ -131,30 +133,27 @@ def parse_secure_boot(secure_boot: Resource) -> bool | None:
 
     SecureBootEnable applies from the next boot on. SecureBootCurrentBoot applies to the current boot (DSP0268).
     """
-    is_set, current = (secure_boot.body.get(name) for name in ("SecureBootEnable", "SecureBootCurrentBoot"))
-    if isinstance(is_set, bool):
-        return is_set
-    return {"Enabled": True, "Disabled": False}.get(_as_text(current) or "")
+    is_enabled = secure_boot.body.get("SecureBootEnable")
+    if isinstance(is_enabled, bool):
+        return is_enabled
+    current_boot = _as_text(secure_boot.body.get("SecureBootCurrentBoot"))
+    return {"Enabled": True, "Disabled": False}.get(current_boot or "")
 
 
 def parse_reset_types(info: Resource) -> frozenset[str]:
     """Return the ResetType values that an ActionInfo allows (DSP0266, 7.8.4)."""
     parameters = info.body.get("Parameters")
-    found = map(_as_mapping, parameters if isinstance(parameters, list) else [])
-    return next(
-        (_as_text_set(each.get("AllowableValues")) for each in found if each.get("Name") == "ResetType"), frozenset()
-    )
-
-
-_PROTOCOLS = frozenset({"HTTP", "HTTPS"})  # the protocols of the URLs in BootImages
+    for parameter in map(_as_mapping, parameters if isinstance(parameters, list) else []):
+        if parameter.get("Name") == "ResetType":
+            return _as_text_set(parameter.get("AllowableValues"))
+    return frozenset()
 
 
 def parse_slot(resource: Resource, quirks: Quirks = STANDARD) -> MediaSlot:
     """Return the slot that a VirtualMedia resource describes."""
     body = resource.body
-    insert, eject = (
-        _as_mapping(_get_nested(body, ("Actions", f"#VirtualMedia.{name}Media"))) for name in ("Insert", "Eject")
-    )
+    insert = _as_mapping(_get_nested(body, ("Actions", "#VirtualMedia.InsertMedia")))
+    eject = _as_mapping(_get_nested(body, ("Actions", "#VirtualMedia.EjectMedia")))
     image = _as_text(body.get("Image"))
     inserted = bool(body["Inserted"]) if body.get("Inserted") is not None else image is not None
     if quirks.shows_ejected_media and body.get("ConnectedVia") == "NotConnected":
@@ -193,7 +192,7 @@ def add_clock(marks: ResetMarks, manager: Resource, at: datetime) -> ResetMarks:
 
 def parse_identity(system: Mapping[str, Any]) -> ReportedIdentity:
     """Return the identity that a ComputerSystem reports."""
-    serial, sku = (" ".join((_as_text(system.get(name)) or "").split()) or None for name in ("SerialNumber", "SKU"))
+    serial, sku = (_join_words(_as_text(system.get(name))) for name in ("SerialNumber", "SKU"))
     # BMCs use several notations for a UUID, so gitboot uses only the hexadecimal digits.
     digits = re.sub(r"[^0-9a-f]", "", (_as_text(system.get("UUID")) or "").lower())
     try:
@@ -201,6 +200,11 @@ def parse_identity(system: Mapping[str, Any]) -> ReportedIdentity:
     except Malformed:  # the value is a placeholder, because the vendor did not set a UUID
         uuid = None
     return ReportedIdentity(uuid=uuid, serial=serial, sku=sku)
+
+
+def _join_words(text: str | None) -> str | None:
+    """Replace each run of spaces by one space. Return None if there is no text."""
+    return " ".join((text or "").split()) or None
 
 
 def find_manager_path(system: Mapping[str, Any]) -> str | None:

@@ -35,6 +35,16 @@ from gitboot.http_client import (
 )
 from gitboot.text import redact_url
 
+# the limit for all requests of a task together, which is enough for 30 requests of 10 s each
+TASK_TIMEOUT_S: Final = 300.0
+MAX_REDIRECTS: Final = 3  # redirects within the BMC, for example because of a missing slash
+_READ_METHODS: Final = ("GET", "HEAD")
+_CHUNK_BYTES: Final = 64 * 1024
+# gitboot needs only the status of these responses, but sushy parses their bodies
+_STATUSES_WITH_PARSED_BODY: Final = frozenset(
+    {HTTPStatus.UNAUTHORIZED, HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED}
+)
+
 
 class ResponseSample(Struct, frozen=True, kw_only=True):
     """One measurement of a BMC's response time, or a record that the BMC did not respond."""
@@ -53,10 +63,6 @@ class RequestAborted(RequestException):
     def __init__(self, error_type: type[BmcNotTrusted | BmcRejected | BmcUnreachable], message: str) -> None:
         self.error_type = error_type
         super().__init__(message)
-
-
-# the limit for all requests of a task together, which is enough for 30 requests of 10 s each
-TASK_TIMEOUT_S: Final = 300.0
 
 
 class ConnectionPolicy(Struct):
@@ -104,10 +110,10 @@ class ConnectionPolicy(Struct):
 
         Raises `RequestAborted` if no address is allowed, and OSError if the host cannot be resolved.
         """
-        found = resolve_host(host, port, limits)
-        allowed = [each for each in found if self.is_address_allowed(ip_address(each))]
+        addresses = resolve_host(host, port, limits)
+        allowed = [address for address in addresses if self.is_address_allowed(ip_address(address))]
         if not allowed:
-            resolved = f" ({', '.join(found)})" if [host] != found else ""
+            resolved = f" ({', '.join(addresses)})" if [host] != addresses else ""
             raise RequestAborted(
                 BmcNotTrusted, f"access.toml does not allow gitboot to send these credentials to {host}{resolved}"
             )
@@ -147,7 +153,7 @@ class ConnectionPolicy(Struct):
         A certificate must not be trusted if it lacks a required fingerprint, or if it has changed and no authority
         verifies it.
         """
-        shown, expected = hashlib.sha256(certificate).hexdigest(), self.pinned_fingerprint or self.shown_fingerprint
+        shown = hashlib.sha256(certificate).hexdigest()
         if self.trusted_fingerprint not in (None, shown):
             raise RequestAborted(
                 BmcRejected,
@@ -162,15 +168,12 @@ class ConnectionPolicy(Struct):
             )
         if is_verified or self.trusted_fingerprint is not None:
             return
+        expected = self.pinned_fingerprint or self.shown_fingerprint
         if expected not in (None, shown):
             raise RequestAborted(
                 BmcRejected, f"the certificate changed: its fingerprint was {expected}, and is now {shown}"
             )
         self.shown_fingerprint = shown
-
-
-_READ_METHODS: Final = ("GET", "HEAD")
-MAX_REDIRECTS: Final = 3  # redirects within the BMC, for example because of a missing slash
 
 
 class BmcAdapter(HTTPAdapter):
@@ -271,9 +274,6 @@ def _check_redirect(request: PreparedRequest, response: Response) -> None:
         )
 
 
-_CHUNK_BYTES = 64 * 1024
-
-
 def _read_body(response: Response) -> None:
     """Store the complete body in a response. Raises `RequestAborted` if the body is too large."""
     body = bytearray()
@@ -301,12 +301,6 @@ def split_origin(url: str) -> tuple[str, str | None, int | None]:
     """Return the scheme, host and port of a URL (RFC 6454, 4). Raises ValueError if the URL is malformed."""
     parts = urlsplit(url)
     return parts.scheme, parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-
-
-# gitboot needs only the status of these responses, but sushy parses their bodies
-_STATUSES_WITH_PARSED_BODY: Final = frozenset(
-    {HTTPStatus.UNAUTHORIZED, HTTPStatus.PRECONDITION_FAILED, HTTPStatus.PRECONDITION_REQUIRED}
-)
 
 
 def _is_malformed_error(status: int, body: bytes) -> bool:

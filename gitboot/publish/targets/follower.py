@@ -66,7 +66,10 @@ class Follower:
         wake: Callable[[], None],
         first_retry_s: float = _FIRST_RETRY_S,
     ) -> None:
-        self._target, self._tree, self._clock, self._wake = target, tree, clock, wake
+        self._target = target
+        self._tree = tree
+        self._clock = clock
+        self._wake = wake
         self._first_retry_s = first_retry_s
         self._target_status = target_status
         self._changed = threading.Condition()
@@ -248,40 +251,40 @@ class Followers:
 
     @property
     def target_status(self) -> tuple[TargetStatus, ...]:
-        return tuple(each.target_status for each in self._followers)
+        return tuple(follower.target_status for follower in self._followers)
 
     def publish(self) -> None:
-        for each in self._followers:
-            each.publish()
+        for follower in self._followers:
+            follower.publish()
 
     def publish_transition(self, at: datetime) -> None:
-        for each in self._followers:
-            each.publish_transition(at)
+        for follower in self._followers:
+            follower.publish_transition(at)
 
     def prioritize(self, servers: frozenset[str]) -> None:
-        for each in self._followers:
-            each.prioritize(servers)
+        for follower in self._followers:
+            follower.prioritize(servers)
 
     def end_windows(self, servers: frozenset[str], at: datetime) -> None:
-        for each in self._followers:
-            each.end_windows(servers, at)
+        for follower in self._followers:
+            follower.end_windows(servers, at)
 
     def retry_now(self) -> None:
-        for each in self._followers:
-            each.retry_now()
+        for follower in self._followers:
+            follower.retry_now()
 
     def wait(self, timeout_s: float) -> None:
         until = time.monotonic() + timeout_s
-        for each in self._followers:
-            each.wait(max(until - time.monotonic(), 0))
+        for follower in self._followers:
+            follower.wait(max(until - time.monotonic(), 0))
 
     @contextmanager
     def running(self) -> Iterator[Followers]:
         """Run the followers until the block ends."""
-        for each in self._followers:
-            each.start()
+        for follower in self._followers:
+            follower.start()
         try:
             yield self
         finally:
-            for each in self._followers:
-                each.end()
+            for follower in self._followers:
+                follower.end()

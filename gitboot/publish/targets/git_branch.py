@@ -52,8 +52,13 @@ class BranchTarget:
         find_author: Callable[[Revision], Authorship | None],
         clock: Callable[[], datetime],
     ) -> None:
-        self._name, self._branch, self._ledger, self._heir_of = name, branch, ledger, heir_of
-        self._follows_default, self._find_author, self._clock = follows_default, find_author, clock
+        self._name = name
+        self._branch = branch
+        self._ledger = ledger
+        self._heir_of = heir_of
+        self._follows_default = follows_default
+        self._find_author = find_author
+        self._clock = clock
         self._tip: str | None = None
         self._uncommitted: dict[str, bytes] = {}  # shards by number, from steps that did not change a served file
 
@@ -68,9 +73,8 @@ class BranchTarget:
         self._uncommitted = {}
         self._tip = self._branch.fetch()
         if self._tip is None:
-            return build_target_content(
-                TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer=""), (), (), gitboot=""
-            )
+            new_head = TargetHead(ledger=self._ledger, commit="", gitboot=__version__, writer="")
+            return build_target_content(new_head, (), (), gitboot="")
         head = self._parse_own_head()
         try:
             unlisted = parse_unlisted(self._read(UNLISTED))

@@ -36,12 +36,13 @@ except ImportError as _error:
 _PARALLEL: Final = 16
 _RETRIES: Final = 2  # the time limit of one request; the follower tries again later
 _LONGEST_DETAIL: Final = 200
-_PIECE_BYTES: Final = 1 << 20  # number of objects that gitboot reads at a time
+_PIECE_BYTES: Final = 1 << 20  # the part of an object that gitboot reads at a time
 _MOST_NAMES: Final = 100_000  # the maximum number of objects below a folder that gitboot lists
 _LISTING: Final = 5  # the timeout of a whole listing, as a multiple of the timeout of a request
 # AWS, "Error responses" of Amazon S3: the time of the request and of the server differ by more than 15 minutes.
 _SKEWED: Final = "RequestTimeTooSkewed"
-_TIMES: Final = {name: re.compile(rf"<{name}>([^<]+)</{name}>") for name in ("RequestTime", "ServerTime")}
+_REQUEST_TIME: Final = re.compile(r"<RequestTime>([^<]+)</RequestTime>")
+_SERVER_TIME: Final = re.compile(r"<ServerTime>([^<]+)</ServerTime>")
 _NO_BUCKET: Final = "NoSuchBucket"
 # from the same page: errors with status 400
 _TOKEN_CODES: Final = ("ExpiredToken", "InvalidToken", "TokenRefreshRequired")
@@ -93,12 +94,12 @@ class Bucket:
         content = bytearray()
         with self._translate_errors():
             try:
-                found = obstore.get(self._store, path)
-                for piece in found.stream(min_chunk_size=_PIECE_BYTES):
+                response = obstore.get(self._store, path)
+                for piece in response.stream(min_chunk_size=_PIECE_BYTES):
                     content += piece
                     if len(content) > max_bytes:
                         break
-                return StoredFile(bytes(content[: max_bytes + 1]), found.meta["e_tag"])
+                return StoredFile(bytes(content[: max_bytes + 1]), response.meta["e_tag"])
             except FileNotFoundError as error:
                 if _NO_BUCKET in str(error):
                     raise
@@ -142,8 +143,8 @@ class Bucket:
             try:
                 self.create(path, content)
             except FileConflict:
-                found = self.get(path, len(content))
-                if found is None or found.content != content:
+                existing = self.get(path, len(content))
+                if existing is None or existing.content != content:
                     conflicts.add(path)
 
         run_in_parallel(place, paths)
@@ -151,15 +152,15 @@ class Bucket:
 
     def find_differing_paths(self, expected_files: Mapping[str, ListedFile]) -> list[str]:
         """Read each object, and return the sorted paths of those whose content differs."""
-        wrong: list[str] = []
+        differing_paths: list[str] = []
 
         def compare(path: str) -> None:
-            found = self.get(path, expected_files[path].size)
-            if found is None or compute_digest(found.content) != expected_files[path].sha256:
-                wrong.append(path)
+            file = self.get(path, expected_files[path].size)
+            if file is None or compute_digest(file.content) != expected_files[path].sha256:
+                differing_paths.append(path)
 
         run_in_parallel(compare, expected_files)
-        return sorted(wrong)
+        return sorted(differing_paths)
 
     def remove(self, paths: Iterable[str]) -> None:
         def remove(path: str) -> None:
@@ -178,7 +179,7 @@ class Bucket:
         obstore reads page after page until it has enough names, and the request timeout applies to each page
         separately. Therefore gitboot lists the folder in a thread, and stops waiting for the thread at the deadline.
         """
-        found: SimpleQueue[list[str] | Exception] = SimpleQueue()
+        results: SimpleQueue[list[str] | Exception] = SimpleQueue()
 
         def put_names() -> None:
             try:
@@ -190,14 +191,14 @@ class Bucket:
                             raise HostUnreachable(
                                 f"{self._name}: there are more than {_MOST_NAMES:,} objects below {folder}"
                             )
-                found.put(sorted(names))
+                results.put(sorted(names))
             except Exception as error:  # noqa: BLE001 - `names` raises it
-                found.put(error)
+                results.put(error)
 
         threading.Thread(target=put_names, name="list", daemon=True).start()
         listing_s = _LISTING * self._timeout_s
         try:
-            names = found.get(timeout=listing_s)
+            names = results.get(timeout=listing_s)
         except Empty:
             raise HostUnreachable(f"{self._name}: listing {folder} did not finish within {listing_s:g} s") from None
         if isinstance(names, Exception):
@@ -218,7 +219,9 @@ class Bucket:
     def _build_error(self, text: str) -> PublishError | HostUnreachable:
         """Convert the text of an obstore error to an exception whose message starts with the cause."""
         message, _, source = text.partition(_SOURCE)
-        code, status, request = (_find_first(pattern, message) for pattern in (_CODE, _STATUS, _REQUEST))
+        code = _find_first(_CODE, message)
+        status = _find_first(_STATUS, message)
+        request = _find_first(_REQUEST, message)
         location = f", at {request}" if request else ""
         if code == _SKEWED:
             return PublishError(f"{self._name}: {_describe_clock_fault(message)}")
@@ -229,12 +232,8 @@ class Bucket:
             )
         if status.startswith("404"):
             return PublishError(f"{self._name}: the bucket does not exist{location}")
-        if status:
-            cause = f"the store returned {status} {code}".rstrip()
-        elif not (cause := _find_cause(source)):
-            words = " ".join(message.partition("<?xml")[0].partition("\n")[0].split())
-            cause = words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
-        return HostUnreachable(f"{self._name}: {cause}{location}")
+        cause = f"the store returned {status} {code}".rstrip() if status else _find_cause(source)
+        return HostUnreachable(f"{self._name}: {cause or _shorten(message)}{location}")
 
 
 def build_bucket_opener(address: BucketAddress, read_credentials: ReadCredentials) -> Callable[[], Bucket]:
@@ -256,12 +255,18 @@ def run_in_parallel(do: Callable[[str], None], paths: Iterable[str]) -> None:
         list(pool.map(do, paths))
 
 
+def _shorten(message: str) -> str:
+    """Return the end of the first line of a message, without XML."""
+    words = " ".join(message.partition("<?xml")[0].partition("\n")[0].split())
+    return words if len(words) <= _LONGEST_DETAIL else f"…{words[-_LONGEST_DETAIL:]}"
+
+
 def _describe_clock_fault(text: str) -> str:
     """Describe how far this host's clock is off, based on the text of a `_SKEWED` error."""
-    times = [found[1] for name in ("RequestTime", "ServerTime") if (found := _TIMES[name].search(text)) is not None]
     fault = "this host's clock differs from the store's clock"
     with suppress(ValueError):
-        ours, theirs = map(datetime.fromisoformat, times)
+        ours = datetime.fromisoformat(_find_first(_REQUEST_TIME, text))
+        theirs = datetime.fromisoformat(_find_first(_SERVER_TIME, text))
         seconds = round((ours - theirs).total_seconds())
         relation = "ahead of" if seconds > 0 else "behind"
         fault = f"this host's clock is {abs(seconds):,} s {relation} the store's clock"
@@ -274,20 +279,19 @@ def _find_cause(source: str) -> str:
     Return "" if the text does not contain the reason.
     """
     for expression, describe in _CAUSES:
-        if (found := expression.search(source)) is not None:
-            return describe(found)
+        match = expression.search(source)
+        if match is not None:
+            return describe(match)
     return ""
 
 
 def _describe_certificate_times(match: re.Match[str]) -> str:
     clock_time, certificate_time = (
-        format_instant(datetime.fromtimestamp(int(match[each]), UTC)) for each in ("here", "there")
+        format_instant(datetime.fromtimestamp(int(match[group]), UTC)) for group in ("here", "there")
     )
-    fault = (
-        f"the store's certificate expired at {certificate_time}"
-        if match["which"] == "Expired"
-        else f"the store's certificate is not valid before {certificate_time}"
-    )
+    fault = f"the store's certificate is not valid before {certificate_time}"
+    if match["which"] == "Expired":
+        fault = f"the store's certificate expired at {certificate_time}"
     return f"{fault}, and this host's clock shows {clock_time} (renew the certificate, or correct the clock)"
 
 
@@ -302,15 +306,16 @@ _CAUSES: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], str]], ...
     ),
     (
         re.compile(r"InvalidCertificate\(\s*(?:Other\(\s*OtherError\(\s*)?(\w+)"),
-        lambda found: f"the store's certificate is not trusted: {found[1]}",
+        lambda match: f"the store's certificate is not trusted: {match[1]}",
     ),
-    (re.compile(r'(?:message|error): "([^"]+)"'), lambda found: found[1]),
+    (re.compile(r'(?:message|error): "([^"]+)"'), lambda match: match[1]),
     (re.compile(r"\bTimedOut\b"), lambda _: "the store did not respond in time"),
 )
 
 
 def _find_first(expression: re.Pattern[str], text: str) -> str:
-    return found[1] if (found := expression.search(text)) is not None else ""
+    match = expression.search(text)
+    return match[1] if match is not None else ""
 
 
 def _build_headers(path: str) -> dict[str, str]:
