@@ -63,13 +63,14 @@ def plan_next_step(
     Unused content stays on the target as long as it stays in the tree. A path that moves to another server stays until
     that server is updated.
     """
-    outdated = _sort_outdated_servers(summary, target_content, tree.urgent_servers)
+    urgent_servers = tree.urgent_servers  # another thread may replace this set
+    outdated = _sort_outdated_servers(summary, target_content, urgent_servers)
     is_current = not outdated and target_content.head.commit == summary.commit
     if is_current and all(map(tree.has_file, target_content.unlisted_paths)):
         return None
     chosen = outdated
     if max_servers is not None:
-        urgent = [server for server in outdated if server in tree.urgent_servers]
+        urgent = [server for server in outdated if server in urgent_servers]
         chosen = (urgent or outdated)[:max_servers]
     update = _update_shards(tree, summary, read_shard, chosen)
     shards, new_files = update.shards, update.new_files
@@ -84,13 +85,11 @@ def plan_next_step(
     kept_paths = existing_paths - (moved_paths - target_content.unlisted_paths)
 
     waiting_servers = (target_content.servers - summary.states.keys()).intersection(outdated).difference(chosen)
-    waiting_paths = {
-        path
-        for number in sorted({find_shard_number(server) for server in waiting_servers})
-        for server, unit in (shards[number] if number in shards else read_shard(number)).items()
-        if server in waiting_servers
-        for path in unit.files
-    }
+    waiting_paths: set[str] = set()  # paths of removed servers that later steps update
+    for number in sorted({find_shard_number(server) for server in waiting_servers}):
+        shard = shards[number] if number in shards else read_shard(number)
+        waiting_paths.update(path for server in waiting_servers & shard.keys() for path in shard[server].files)
+
     placed = {
         path: new_files[path]
         for path in sorted(new_files)
