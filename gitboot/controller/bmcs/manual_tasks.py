@@ -42,7 +42,8 @@ from gitboot.bmc.power_steps import (
     find_changing_marks,
     next_power_step,
 )
-from gitboot.bmc.worker_pool import ConnectionCache, Task, TaskRunner
+from gitboot.bmc.task_runner import Task, TaskRunner
+from gitboot.bmc.worker_pool import ConnectionCache
 from gitboot.controller.bmcs.desired_state import (
     PowerPlan,
     add_server_state,

@@ -11,7 +11,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from gitboot.bmc.worker_pool import MAX_PARALLEL, MAX_PER_SITE
+from gitboot.bmc.task_runner import MAX_PARALLEL, MAX_PER_SITE
 from gitboot.controller.instance.state_directory import SPOOL
 from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.fleet.revision import ReinstallsNeed, Verify
