@@ -43,6 +43,8 @@ _HINT: Final = "set --tree to the OUTPUT of the instance that publishes to this 
 
 
 class RepairAction(StrEnum):
+    """What a repair did with a file of the mirror."""
+
     REPLACED = "Replaced"
     REMOVED = "Removed"
 

@@ -364,14 +364,7 @@ class SignedList:
         versions = [number for name, number in present_versions.items() if name not in root_metadata]
         min_version = 1 + max([*versions, parse_list_version(disk.read(LIST_TIMESTAMP))])
         amend = partial(amend_list, tree_details=tree_details, keys=keys, now=now, min_version=min_version)
-        amended = None
-        if old_list is not None:
-            with suppress(_UnusableList):
-                amended = amend(old_list, self._changed, read_bin=partial(_read_bin, disk, keys))
-        if amended is None:
-            targets = self._changed if self._digest_before is None else _read_all_targets(disk, tree)
-            amended = amend(None, {**targets, **shared_target}, read_bin=lambda *_: {})
-        state, files = amended
+        state, files = self._amend_or_rebuild(disk, tree, keys, old_list, shared_target, amend)
         timestamp = files.pop(LIST_TIMESTAMP)
         _write(disk, {**listings, **files}, now)
         for name in present_versions.keys() - root_metadata.keys():
@@ -392,6 +385,22 @@ class SignedList:
         if state is None or state.manifest != self._digest_before or not state.names.issubset(present_names):
             return None
         return state
+
+    def _amend_or_rebuild(
+        self,
+        disk: Disk,
+        tree: Tree,
+        keys: ListKeys | None,
+        old_list: ListState | None,
+        shared_target: Targets,
+        amend: Callable[..., tuple[ListState, dict[str, bytes]]],
+    ) -> tuple[ListState, dict[str, bytes]]:
+        """Call ``amend`` with the recorded changes, or with all targets if there is no usable old list."""
+        if old_list is not None:
+            with suppress(_UnusableList):
+                return amend(old_list, self._changed, read_bin=partial(_read_bin, disk, keys))
+        targets = self._changed if self._digest_before is None else _read_all_targets(disk, tree)
+        return amend(None, {**targets, **shared_target}, read_bin=lambda *_: {})
 
     def _is_up_to_date(self, tree_details: TreeDetails, keys: ListKeys | None, now: datetime) -> bool:
         """Return whether the list matches this manifest and these keys, and is not due for renewal."""

@@ -179,6 +179,8 @@ def decide_changes(
 
 
 class _ChangePlanner:
+    """Plans one publication. Its public methods are the steps, in the order in which `decide_changes` calls them."""
+
     def __init__(
         self, disk: Disk, tree: Tree, references: ContentReferences, publication: Publication, at: datetime
     ) -> None:
@@ -195,6 +197,7 @@ class _ChangePlanner:
     # Find the files that may have changed
 
     def find_possible_changes(self) -> None:
+        """Collect the planned files that may differ on the disk, and the files of earlier publications."""
         publication = self._publication
         listed: dict[str, str] = {}  # the digests of all published states; only a complete publication reads them
         servers: Iterable[str] = publication.servers
@@ -284,6 +287,7 @@ class _ChangePlanner:
     # Compare the contents of these files
 
     def compare_contents(self) -> None:
+        """Choose the files to write. Raises PublishError if files that gitboot did not write exist at their paths."""
         own_files = (self._owned, self._tree.pending, self._tree.retired, self._references)  # files that gitboot wrote
         foreign_paths: set[str] = set()
         for path, file in sorted(self._suspects.items()):
@@ -306,6 +310,7 @@ class _ChangePlanner:
     # Remove files
 
     def withdraw_files(self) -> None:
+        """Choose the files to remove, and the content to retire, because no published file uses them any more."""
         for path in sorted(self._find_unused_paths({*self._owned, *self._tree.pending_files})):
             if not self._disk.has_file(path):
                 continue
@@ -339,6 +344,7 @@ class _ChangePlanner:
     # Change the index
 
     def plan_index_changes(self, possible_pairs: Collection[Pair]) -> None:
+        """Choose the shards of the index to write before and after the states, and the order of the states."""
         indexed = self._removed_pairs.union(self._added_pairs, possible_pairs)
         removed_pairs = {
             (identity, server) for identity, server in indexed if identity not in self._identities.get(server, ())

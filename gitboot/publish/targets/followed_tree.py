@@ -37,6 +37,8 @@ class RaceError(TemporaryError):
 
 
 class TargetFile(NamedTuple):
+    """A file to write to a target."""
+
     content: bytes
     modified: int  # in seconds since 1970; a web server sends it as Last-Modified
 

@@ -84,8 +84,9 @@ def plan_next_step(
     moved_paths = _find_listed_paths(dropped_paths, chain(shards.values(), map(read_shard, other_numbers)))
     kept_paths = existing_paths - (moved_paths - target_content.unlisted_paths)
 
+    # The files of removed servers that later steps update may still exist at their paths.
     waiting_servers = (target_content.servers - summary.states.keys()).intersection(outdated).difference(chosen)
-    waiting_paths: set[str] = set()  # paths of removed servers that later steps update
+    waiting_paths: set[str] = set()
     for number in sorted({find_shard_number(server) for server in waiting_servers}):
         shard = shards[number] if number in shards else read_shard(number)
         waiting_paths.update(path for server in waiting_servers & shard.keys() for path in shard[server].files)
