@@ -257,7 +257,7 @@ def main(context: object = None) -> NoReturn:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.UsageError as error:
-        from gitboot.cli.options import add_value_source  # imported here, because the import takes time
+        from gitboot.cli.config_file import add_value_source  # imported here, because the import takes time
 
         add_value_source(error)
         _suggest_replacement(error).show()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 from msgspec import structs
@@ -44,9 +44,6 @@ from gitboot.review.rendered_diffs import RenderedDiff
 from gitboot.review.review import Review, ReviewOutcome, review_commits
 from gitboot.standard_streams import style
 from gitboot.text import format_count, format_names, format_omitted, printable, quote_words
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(
@@ -110,8 +107,8 @@ def command(
     gitboot reads only the repository, and the instance that --accepted names. The results for overlapping maintenances
     and for certificates depend on the time, which --at sets.
     """
-    from gitboot.cli.evaluated_fleet import compare_range
     from gitboot.cli.instance_client import fetch_accepted_commit
+    from gitboot.cli.range_comparison import compare_range
 
     trust_values = {name: review_options.pop(name) for name in TRUST_PARAMETERS}
     limits: dict[str, int | None] = review_options

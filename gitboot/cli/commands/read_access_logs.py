@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -23,10 +23,6 @@ from gitboot.files import convert_os_errors, is_file
 from gitboot.jsonio import format_document
 from gitboot.status.conditions import Event
 from gitboot.text import format_count
-
-if TYPE_CHECKING:
-    pass
-
 
 _POLL_S: Final = 0.5
 _STDIN: Final = Path("-")

@@ -16,6 +16,7 @@ from msgspec import structs
 from gitboot.child_processes import pause_garbage_collection, raise_open_file_limit, reap_orphans
 from gitboot.cli.commands.prepare_tree import format_prepare_command
 from gitboot.cli.commands.serve import create_spool, forward_spool, print_new_event, serve_endpoints
+from gitboot.cli.config_file import Setting, config_option
 from gitboot.cli.endpoint_settings import AccessSettings, access_options, check_access_settings, take_access_settings
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
@@ -24,11 +25,9 @@ from gitboot.cli.options import (
     MAX_SECONDS,
     TRUST_PARAMETERS,
     FiniteRange,
-    Setting,
     accept_filesystem_option,
     allowance_settings,
     build_limits,
-    config_option,
     credentials_option,
     current_time,
     limit_settings,

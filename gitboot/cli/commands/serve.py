@@ -23,6 +23,7 @@ from gitboot.child_processes import (
     raise_open_file_limit,
     reap_orphans,
 )
+from gitboot.cli.config_file import config_option, inherited_settings_option
 from gitboot.cli.endpoint_settings import (
     AccessSettings,
     access_options,
@@ -41,9 +42,7 @@ from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
     accept_filesystem_option,
-    config_option,
     current_time,
-    inherited_settings_option,
     reject_old_variables,
     secret_keys_option,
 )
