@@ -23,9 +23,10 @@ from gitboot.errors import UsageError
 from gitboot.files import is_directory, write_output_file
 from gitboot.jsonio import format_document, format_instant
 from gitboot.publish.mirror_answers import MirrorFault
-from gitboot.publish.mirror_comparison import FolderMirror, MirrorReport, WebMirror, compare_mirror, read_expected_files
+from gitboot.publish.mirror_comparison import MirrorReport, compare_mirror, read_expected_files
 from gitboot.publish.mirror_host import render_mirror_files
 from gitboot.publish.mirror_repair import BucketStore, FolderStore, MirrorStore, RepairReport, repair
+from gitboot.publish.mirrors import FolderMirror, WebMirror
 from gitboot.publish.signed_list_check import build_list_details, compare_with_list, describe_signature
 from gitboot.publish.signed_list_reader import SIGNED, TIMESTAMP, parse_keys
 from gitboot.render.paths import BOOT
