@@ -36,7 +36,7 @@ from benchmarks.instance import Instance, edit_one_server
 from benchmarks.repository import Repository
 from benchmarks.row import CannotRun
 from gitboot.publish.list_root import make_list_keys
-from gitboot.publish.mirror_host import PROGRAM
+from gitboot.publish.mirror_repair import PROGRAM
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import RENEWED_BELOW, read_list_keys
 from gitboot.publish.tree_reader import read_manifest

@@ -23,8 +23,8 @@ import click
 
 from gitboot.bmc.redfish.quirks import QUIRKS
 from gitboot.cli.commands.init import CI, build_seed_file
-from gitboot.cli.config_file import Setting, format_key, list_keys, list_variables
 from gitboot.cli.main import SHARED_SECTIONS, Exit, cli
+from gitboot.cli.options import Setting, format_key, list_keys, list_variables
 from gitboot.endpoint.metrics import FAMILIES
 from gitboot.model.json_schema import KINDS, list_schema_fields
 from gitboot.problems import Code

@@ -573,7 +573,7 @@ def answer(process: subprocess.Popen[str]) -> str:
 
 
 def digest_of(program: Path, libraries: Path) -> str:
-    script = "from gitboot.program_digest import compute_program_digest; print(compute_program_digest().hex())"
+    script = "from gitboot.disk_cache import compute_program_digest; print(compute_program_digest().hex())"
     environment = {**os.environ, "PYTHONPATH": f"{program}:{libraries}"}
     command = [sys.executable, "-P", "-c", script]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

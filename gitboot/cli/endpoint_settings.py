@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec import Struct
 
-from gitboot.cli.config_file import Setting
-from gitboot.cli.options import combine_options
+from gitboot.cli.options import Setting, combine_options
 from gitboot.errors import UsageError
 from gitboot.ledger.store import PostgresAddress
 

@@ -21,8 +21,8 @@ from msgspec import Struct
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import get_results_cache, limit_evaluation
 from gitboot.cli.options import combine_options, current_time, read_operator_name, selector_option, state_option
-from gitboot.controller.instance import offline_instance
-from gitboot.controller.instance.offline_instance import OfflineInstance, carry_out_offline
+from gitboot.controller.instance import assembly
+from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offline
 from gitboot.controller.instance.state_directory import (
     LEDGER,
     SPOOL,
@@ -45,8 +45,7 @@ from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, read_places
 from gitboot.model.scalars import Name, SystemUuid
 from gitboot.publish.manifest import MANIFEST, STATUS
-from gitboot.publish.stop_file import list_stop_folders
-from gitboot.publish.tree_reader import read_records
+from gitboot.publish.tree_reader import list_stop_folders, read_records
 from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import Record, parse_record
 from gitboot.resolve.server_decision import Decision
@@ -153,7 +152,7 @@ class StateReader(Struct, frozen=True):
         return read_status(self.folder)
 
     def records(self, machines: Iterable[Decision]) -> Mapping[SystemUuid, Record]:
-        with offline_instance.open_offline(
+        with assembly.open_offline(
             self.folder, self.at, on_begin=self.set_limits, results=get_results_cache()
         ) as instance:
             records = {machine.uuid: instance.snapshot.record(machine.uuid) for machine in machines}
@@ -223,7 +222,7 @@ def open_offline(state: Path, at: datetime) -> Iterator[OfflineInstance]:
     with ExitStack() as stack:
         with limit_evaluation() as set_limits:
             instance = stack.enter_context(
-                offline_instance.open_offline(state, at, on_begin=set_limits, results=get_results_cache())
+                assembly.open_offline(state, at, on_begin=set_limits, results=get_results_cache())
             )
         yield instance
 

@@ -76,6 +76,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "approve": "Approve a commit that a guard holds.",
         "suspend": "Stop accepting commits and setting overrides.",
         "resume": "End a suspension.",
+        "rollout": "images:rollout_command",
         "stop-installs": "Immediately withhold all boots that write a disk.",
         "allow-installs": "Serve install boots again after gitboot stop-installs.",
         "records": "Show and correct the records of what is installed.",
@@ -97,11 +98,13 @@ _MODULES: Final = {  # the modules of commands that share a module, or whose mod
     "allow-installs": "instance:allow_installs_command",
     "approve": "instance:approve_command",
     "boot-script": "plan:boot_script_command",
+    "comment": "diff:comment_command",
     "completion": ".main:command",
     "events": "instance:events_command",
     "import": "import_fleet:command",
     "new": "new:new_command",
     "prepare": "prepare_tree:prepare_subcommand",
+    "read-access-logs": "verify_mirror:read_access_logs_command",
     "reconcile": "instance:reconcile_command",
     "records": "provisioning_records:records_command",
     "render": "plan:render_command",
@@ -109,6 +112,7 @@ _MODULES: Final = {  # the modules of commands that share a module, or whose mod
     "stop-installs": "instance:stop_installs_command",
     "suspend": "instance:suspend_command",
     "unknown-machines": "instance:unknown_machines_command",
+    "update-images": "images:update_images_command",
 }
 _REPLACED: Final = {  # commands of earlier versions, and their replacements
     "assets": "`gitboot artifacts`",
@@ -257,7 +261,7 @@ def main(context: object = None) -> NoReturn:
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.UsageError as error:
-        from gitboot.cli.config_file import add_value_source  # imported here, because the import takes time
+        from gitboot.cli.options import add_value_source  # imported here, because the import takes time
 
         add_value_source(error)
         _suggest_replacement(error).show()

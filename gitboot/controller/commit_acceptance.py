@@ -11,14 +11,8 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
-from gitboot.controller.acceptance_state import (
-    AcceptanceState,
-    MissingCommit,
-    UnresumedCommit,
-    format_accepted_commit,
-    format_rejection,
-)
 from gitboot.controller.commit_judgement import (
+    Candidate,
     CommitJudge,
     CommitJudgement,
     CommitsAhead,
@@ -27,7 +21,13 @@ from gitboot.controller.commit_judgement import (
     check_signatures,
     collect_approvals,
 )
-from gitboot.controller.held_commit import Candidate
+from gitboot.controller.instance_state import (
+    AcceptanceState,
+    MissingCommit,
+    UnresumedCommit,
+    format_accepted_commit,
+    format_rejection,
+)
 from gitboot.controller.operator_requests import find_released_servers
 from gitboot.controller.records.install_boots import find_newly_withheld, merge_withheld_boots, remove_withheld_boots
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot

@@ -21,11 +21,10 @@ from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.worker_pool import BmcPool
-from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.checkpoint import Checkpoint
 from gitboot.controller.commit_acceptance import CommitAcceptor
 from gitboot.controller.current_plans import WindowWatch
-from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.instance_state import AcceptanceState, InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, Question
 from gitboot.controller.publication import FollowedTarget
 from gitboot.controller.records.ledger_changes import BatchResult
@@ -50,7 +49,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.stop_file import StopReader
+from gitboot.publish.tree_reader import StopReader
 from gitboot.resolve.provisioning_record import SoleClaim, StopOrder
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Condition, Event

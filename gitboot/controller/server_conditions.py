@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from typing import Final
 
+from gitboot.controller.condition_rules import Finding
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookKind
-from gitboot.controller.output_conditions import Finding
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.one_time_boots import InstallationFetches, SecretFetches, describe_secret
 from gitboot.jsonio import format_instant

@@ -25,8 +25,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from gitboot import __version__
-from gitboot.endpoint.connections import ReadBody
-from gitboot.endpoint.replies import FORBIDDEN, NO_CONTENT, NOT_FOUND, RETRY_LATER, UNAVAILABLE, Reply
+from gitboot.endpoint.connections import FORBIDDEN, NO_CONTENT, NOT_FOUND, RETRY_LATER, UNAVAILABLE, ReadBody, Reply
 from gitboot.endpoint.served_files import PublishedTree, Signature, read_signature, read_unknown_machines
 from gitboot.errors import UsageError
 from gitboot.fetchlog.unknown_machines import UnknownMachines

@@ -7,14 +7,15 @@ import logging
 import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct, field
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,6 +35,7 @@ from gitboot.endpoint.boot_gate import (
     BootGate,
     ClientRequest,
     DenialLog,
+    FetchFilter,
     GateDenial,
     GuardedPath,
     add_explanation,
@@ -45,48 +47,57 @@ from gitboot.endpoint.connections import (
     CLIENT_GONE,
     CLIENT_RECEIVED,
     CLIENT_TIMEOUT_S,
-    MAX_IDLE,
-    ConnectionLimits,
-    ReadBody,
-    RequestBodies,
-)
-from gitboot.endpoint.recorder import Recorder, find_unready_reason
-from gitboot.endpoint.replies import (
     FOR_A_YEAR,
     INTERNAL_ERROR,
+    MAX_IDLE,
     METHOD_NOT_ALLOWED,
+    NO_CONTENT,
     NOT_FOUND,
     RETRY_LATER,
     REVALIDATED,
+    TOO_MANY_REQUESTS,
     UNAUTHORIZED,
     UNAVAILABLE,
     UNCACHED,
+    ConnectionLimits,
     Header,
+    ReadBody,
     Reply,
+    RequestBodies,
     build_file_reply,
     matches_etag,
     select_range,
 )
-from gitboot.endpoint.served_files import PublishedTree, ServerMoving
-from gitboot.endpoint.static_files import StaticFolder, find_missing_file
-from gitboot.endpoint.unknown_machines import INVENTORY_PATH, UnknownMachineHandler
+from gitboot.endpoint.recorder import Recorder, find_unready_reason
+from gitboot.endpoint.served_files import PublishedTree, ServerMoving, match_documents
 from gitboot.fetchlog.log_entries import (
     MAX_LOG_BYTES,
     DenialReason,
     Outcome,
     describe_denial,
     format_log_end,
+    get_client_network,
     parse_query,
 )
-from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
+from gitboot.fetchlog.unknown_machines import (
+    MAX_INVENTORY_BYTES,
+    UnknownMachine,
+    UnknownMachineRecorder,
+    build_from_inventory,
+    parse_inventory,
+    parse_unknown_machine,
+)
+from gitboot.files import ABSENT, find_file_below
 from gitboot.render.boot_script_parts import render_disk_boot
 from gitboot.render.emulated_apis import FOR_UNKNOWN, INVENTORY
+from gitboot.render.endpoint_files import NeededFile
 from gitboot.render.paths import (
     FAILED,
     PXELINUX_CORE,
     REPORTS,
     ContentType,
     Role,
+    find_artifact_type,
     find_non_script_kind,
 )
 from gitboot.resolve.provisioning_record import StopScope
@@ -94,6 +105,119 @@ from gitboot.status.conditions import STATUS_CURRENT
 
 if TYPE_CHECKING:
     from gitboot.endpoint.tls import Certificate, HandshakeFailure
+
+
+INVENTORY_PATH: Final = "/v1/inventory"
+MAX_INVENTORIES_PER_ADDRESS: Final = 60  # the limit per minute for one address; a whole rack may share an address
+_MAX_INVENTORIES: Final = 600  # the limit per minute for all addresses together
+_MINUTE: Final = timedelta(minutes=1)
+
+
+class UnknownMachineHandler:
+    """Records the requests and inventories of unknown machines.
+
+    gitboot ignores requests from people, from monitors, and from machines that have a document.
+    """
+
+    def __init__(self, tree: PublishedTree, recorder: UnknownMachineRecorder) -> None:
+        self._tree, self.recorder, self._fetch_filter = tree, recorder, FetchFilter(tree)
+        self._minute: int | None = None  # the minute in which the counted inventories were sent
+        self._sent_inventories: Counter[str] = Counter()  # the number of inventories in that minute for each network
+
+    def record_request(self, path: str, request: ClientRequest) -> None:
+        """Record a request to which the response was 404 or the boot script for unknown machines."""
+        if not request.is_head and request.client is not None and self._is_from_machine(request, Role.BOOT_SCRIPT):
+            self._record(parse_unknown_machine(path, request.query, request.client, request.at))
+
+    async def record_inventory(self, read_body: ReadBody, request: ClientRequest) -> Reply:
+        """Record an inventory and return the response.
+
+        The response does not reveal whether the machine has a document.
+        """
+        if request.client is None or not self._is_from_machine(request, Role.DATA):
+            return NOT_FOUND
+        if not self.recorder.is_forwarded:
+            return RETRY_LATER  # the machine sends the inventory again later
+        if not self._count_inventory(request.client, request.at):
+            return TOO_MANY_REQUESTS
+        content = bytearray()
+        if (refusal := await read_body(MAX_INVENTORY_BYTES, content.extend)) is not None:
+            return refusal
+        path = INVENTORY_PATH.removeprefix("/")
+        try:
+            self._record(build_from_inventory(parse_inventory(bytes(content)), path, request.client, request.at))
+        except ValueError as error:
+            return build_file_reply(f"{error}\n".encode(), ContentType.TEXT, UNCACHED, status=400)
+        return NO_CONTENT
+
+    def _count_inventory(self, client: str, at: datetime) -> bool:
+        """Count an inventory from an address. Return False if the inventory exceeds a limit of the current minute."""
+        minute = int(at.timestamp() // _MINUTE.total_seconds())
+        if minute != self._minute:
+            self._minute, self._sent_inventories = minute, Counter()
+        network = get_client_network(client)
+        if self._sent_inventories[network] >= MAX_INVENTORIES_PER_ADDRESS:
+            return False
+        if self._sent_inventories.total() >= _MAX_INVENTORIES:
+            return False
+        self._sent_inventories[network] += 1
+        return True
+
+    def _is_from_machine(self, request: ClientRequest, role: Role) -> bool:
+        return self._fetch_filter.find_reason_to_ignore(request.client, request.agent, request.query, role) is None
+
+    def _record(self, machine: UnknownMachine | None) -> None:
+        if machine is not None and (unknown_machine := match_documents(self._tree, machine)) is not None:
+            self.recorder.add(unknown_machine)
+
+
+class StaticFolder:
+    """Serves the files below a folder. If a path or a symlink leads outside the folder, the response is 404."""
+
+    def __init__(self, root: Path, *, cache_control: bytes) -> None:
+        self._root, self._cache_control = root, cache_control
+
+    # Not async, so that Starlette runs it in a thread and a slow disk does not block other requests.
+    def serve(self, request: Request) -> Response:
+        return self.serve_file(request.path_params["path"], request)
+
+    def serve_file(self, path: str, request: Request) -> Response:
+        """Serve the file at ``path`` below the folder. ``path`` may differ from the path in the request."""
+        try:
+            if (file := find_file_below(self._root.resolve(), path)) is None:
+                return NOT_FOUND
+            status = file.stat()
+        except OSError as error:  # ABSENT: the file was removed after `find_file_below` found it
+            return NOT_FOUND if error.errno in ABSENT else UNAVAILABLE
+        response = FileResponse(
+            file,
+            headers={"content-type": find_artifact_type(file.name), "cache-control": self._cache_control.decode()},
+            stat_result=status,
+        )
+        etag = response.headers["etag"].encode()
+        if any(name == b"if-none-match" and matches_etag(value, etag) for name, value in request.scope["headers"]):
+            return Reply(304, [(b"etag", etag), (b"cache-control", self._cache_control)])
+        return response
+
+
+def find_missing_file(boot_folder: Path, assets: Path | None, needed_file: NeededFile) -> str | None:
+    """Return why a boot cannot use a file that the boot needs.
+
+    Return None if the file is usable, or if the file is an asset and this endpoint does not serve assets.
+    """
+    asset = needed_file.path.removeprefix("assets/")
+    folder = boot_folder if asset == needed_file.path else assets
+    if folder is None:
+        return None
+    size_bytes = None
+    with suppress(OSError):
+        if (file := find_file_below(folder.resolve(), asset)) is not None:
+            size_bytes = file.stat().st_size
+    if size_bytes is None:
+        return f"{needed_file.path} is missing"
+    if needed_file.size not in (None, size_bytes):
+        return f"{needed_file.path} has {size_bytes} bytes, but the image states {needed_file.size}"
+    return None
 
 
 _logger = logging.getLogger(__name__)

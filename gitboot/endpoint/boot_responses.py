@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from msgspec import Struct, structs
 
 from gitboot.endpoint.boot_gate import GuardedPath
-from gitboot.endpoint.replies import (
+from gitboot.endpoint.connections import (
     NO_CONTENT,
     NOT_FOUND,
     UNCACHED,

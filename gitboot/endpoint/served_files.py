@@ -20,7 +20,7 @@ from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, p
 from gitboot.files import ABSENT
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
-from gitboot.publish.stop_file import StopReader, add_stop_condition, list_stop_folders
+from gitboot.publish.tree_reader import StopReader, add_stop_condition, list_stop_folders
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import (
     TERMS,

@@ -15,8 +15,7 @@ from gitboot.child_processes import (
     write_frame,
 )
 from gitboot.git.fetch import ERRORS, FetchFailure, FetchOrder, InProcessFetcher, Report, parse_order
-from gitboot.git.fetch_steps import report_steps_to, report_work
-from gitboot.git.repository import is_out_of_memory
+from gitboot.git.repository import is_out_of_memory, report_steps_to, report_work
 
 
 def main(parent: str) -> None:

@@ -20,8 +20,7 @@ from gitboot.files import resolve_fleet_root, write_output_file
 from gitboot.fleet.revision import Revision
 from gitboot.git.fetch import Fetcher, FetchOrder, FetchResult, InProcessFetcher, Work
 from gitboot.git.history import convert_date, read_file
-from gitboot.git.object_copies import list_reachable_objects
-from gitboot.git.objects import CommitObject, CommitReader, peel_reference, read_tree
+from gitboot.git.objects import CommitObject, CommitReader, list_reachable_objects, peel_reference, read_tree
 from gitboot.git.remote import Remote
 from gitboot.git.repository import StoredRepository, convert_errors, open_containing_repository, open_repository
 from gitboot.git.snapshots import get_fleet_folder

@@ -32,12 +32,19 @@ from gitboot.errors import (
 )
 from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import Revision
-from gitboot.git.fetch_steps import FetchStep
-from gitboot.git.object_copies import check_objects, copy_objects, list_reachable_objects, merge_packs
-from gitboot.git.objects import CommitReader, peel_reference, read_tag
+from gitboot.git.objects import (
+    CommitReader,
+    check_objects,
+    copy_objects,
+    list_reachable_objects,
+    merge_packs,
+    peel_reference,
+    read_tag,
+)
 from gitboot.git.remote import HEAD, Head, Remote, RemoteConnection, find_reference, read_head
 from gitboot.git.repository import (
     ACCEPTED,
+    FetchStep,
     StoredRepository,
     convert_errors,
     copy_accepted_folder,

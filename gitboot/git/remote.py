@@ -23,8 +23,7 @@ from pygit2.enums import CredentialType
 from gitboot.child_processes import limit_file_size
 from gitboot.errors import BranchMissing, SourceError, SourceRefused, SourceTooLarge, UsageError
 from gitboot.files import write_atomically
-from gitboot.git.fetch_steps import Transfer, get_step_reporter, report_work
-from gitboot.git.repository import format_error, get_objects_directory
+from gitboot.git.repository import Transfer, format_error, get_objects_directory, get_step_reporter, report_work
 from gitboot.git.version_ranges import find_highest_tag, is_range, parse_range
 from gitboot.text import one_line, redact_url
 

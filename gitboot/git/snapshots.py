@@ -21,8 +21,17 @@ from pygit2.enums import FileMode
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.files import convert_os_errors, resolve_fleet_root
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
-from gitboot.git.object_copies import read_oversized_blobs
-from gitboot.git.objects import SUBMODULE, SYMLINK, TREE, CommitReader, Entry, MalformedTree, parse_tree, read_tree
+from gitboot.git.objects import (
+    SUBMODULE,
+    SYMLINK,
+    TREE,
+    CommitReader,
+    Entry,
+    MalformedTree,
+    parse_tree,
+    read_oversized_blobs,
+    read_tree,
+)
 from gitboot.git.repository import (
     ACCEPTED,
     StoredRepository,

@@ -14,9 +14,17 @@ from msgspec import structs
 from gitboot.errors import HostUnreachable
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import compute_digest
-from gitboot.publish.mirror_answers import MirrorFault, MirrorFile, MirrorFinding
-from gitboot.publish.mirror_comparison import MirrorReport, compare_files, open_thread_pool, sort_findings
-from gitboot.publish.mirrors import FolderMirror, WebMirror
+from gitboot.publish.mirror_comparison import (
+    FolderMirror,
+    MirrorFault,
+    MirrorFile,
+    MirrorFinding,
+    MirrorReport,
+    WebMirror,
+    compare_files,
+    open_thread_pool,
+    sort_findings,
+)
 from gitboot.publish.signed_list_reader import (
     DAMAGED,
     MAX_TARGETS_BYTES,

@@ -34,7 +34,7 @@ from gitboot.review.document_changes import (
 )
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Guard, Limits, Verdict, judge
-from gitboot.review.image_provenance import ProvenanceChanges, SignatureResults, compare_provenance
+from gitboot.review.images import ProvenanceChanges, SignatureResults, compare_provenance
 from gitboot.review.reinstalls import RAISED_NUMBERS, may_be_already_installed
 from gitboot.review.rendered_diffs import RenderedDiff, diff_shared_files, diff_unknown_boots
 from gitboot.review.risks import DANGEROUS, Risk

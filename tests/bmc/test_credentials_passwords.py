@@ -13,8 +13,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc import credentials
-from gitboot.bmc.access_file import read_trust
-from gitboot.bmc.credentials import CredentialDirectory, read_credentials
+from gitboot.bmc.credentials import CredentialDirectory, read_credentials, read_trust
 from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.errors import UsageError
 from gitboot.fleet.identities import list_machines

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.redfish.transport import ResponseSample
-from gitboot.bmc.task_runner import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit, Task, TaskRunner
+from gitboot.bmc.worker_pool import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit, Task, TaskRunner
 
 PATIENCE_S = 300
 FAST = ResponseSample(latency_s=0.3)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli import evaluated_fleet
+from gitboot.cli.evaluated_fleet import ComparedRange, compare_range
 from gitboot.cli.options import current_second
-from gitboot.cli.range_comparison import ComparedRange, compare_range
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import UsageError
 from gitboot.evaluator.evaluation import Workers

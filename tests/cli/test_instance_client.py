@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.cli.evaluator_child import open_cache
-from gitboot.controller.instance.offline_instance import open_offline
+from gitboot.controller.instance.assembly import open_offline
 from gitboot.controller.instance.state_directory import CACHE
 from gitboot.disk_cache import DiskCache
 from gitboot.evaluator.evaluation import Evaluator

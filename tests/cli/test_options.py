@@ -12,12 +12,15 @@ from typing import Final
 import click
 import pytest
 
-from gitboot.cli.config_file import Setting, format_key, list_keys, list_variables
 from gitboot.cli.main import Exit, cli
 from gitboot.cli.options import (
     InstantType,
+    Setting,
     check_reason,
+    format_key,
     is_placeholder_reason,
+    list_keys,
+    list_variables,
     read_operator_name,
 )
 from gitboot.text import parse_duration

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from gitboot.controller.acceptance_state import AcceptanceState
+from gitboot.controller.instance_state import AcceptanceState
 from gitboot.controller.operator_requests import BEGIN
 from gitboot.controller.stages.report import LEDGER_RETRY
 from gitboot.errors import InvalidRepository, NotEvaluated, UsageError

@@ -13,12 +13,11 @@ from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.bmc.override_session import TaskOutcome
-from gitboot.controller.acceptance_state import AcceptanceState, MissingCommit
 from gitboot.controller.bmcs.schedule import BmcState, Schedule
 from gitboot.controller.commit_acceptance import CommitAcceptor
 from gitboot.controller.condition_rules import build_condition_events, conditions
 from gitboot.controller.current_plans import ImageFile, Plans
-from gitboot.controller.instance_state import InstanceState, LastFetch, TargetState
+from gitboot.controller.instance_state import AcceptanceState, InstanceState, LastFetch, MissingCommit, TargetState
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import FleetOrders
 from gitboot.evaluator.client import EvaluatorClient

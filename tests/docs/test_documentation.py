@@ -20,8 +20,8 @@ import click
 import pytest
 import yaml
 
-from gitboot.cli.config_file import Setting
 from gitboot.cli.main import cli
+from gitboot.cli.options import Setting
 from gitboot.fleet.documents import parse_blob
 from gitboot.problems import Code, Problem
 from tests.helpers.cases import for_each

@@ -25,7 +25,7 @@ from gitboot.fetchlog.log_entries import Observation, parse_query
 from gitboot.fetchlog.unknown_machines import parse_unknown_machine
 from gitboot.model.scalars import SystemUuid, swap_byte_order
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.stop_file import write_stop_file
+from gitboot.publish.tree_reader import write_stop_file
 from gitboot.render.emulated_apis import TABLE
 from gitboot.render.paths import IdentityKind, Role, find_path_kind, format_identity
 from gitboot.render.token_keys import TokenKeys

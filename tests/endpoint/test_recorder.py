@@ -18,13 +18,18 @@ from typing import Self
 import httpx
 import pytest
 
-from gitboot.endpoint.app import ClientRules, Endpoint, _has_client_received
+from gitboot.endpoint.app import (
+    INVENTORY_PATH,
+    MAX_INVENTORIES_PER_ADDRESS,
+    ClientRules,
+    Endpoint,
+    _has_client_received,
+)
 from gitboot.endpoint.checked_clock import CheckedClock
 from gitboot.endpoint.connections import CLIENT_RECEIVED
 from gitboot.endpoint.recorder import Forwarder, SharedRecorder, SpoolRecorder
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
-from gitboot.endpoint.unknown_machines import INVENTORY_PATH, MAX_INVENTORIES_PER_ADDRESS
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fetchlog.spool import (
     ForwardedBatch,

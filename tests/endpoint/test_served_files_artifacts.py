@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gitboot.endpoint import static_files
+from gitboot.endpoint import app
 from gitboot.files import find_file_below
 from tests.helpers import http_peers
 from tests.helpers.endpoints import LOADER, connect, exchange, get, read_all, remove_date, site
@@ -147,7 +147,7 @@ def test_a_file_that_is_removed_after_the_endpoint_found_it_is_absent(
             found.unlink()
         return found
 
-    monkeypatch.setattr(static_files, "find_file_below", find_and_remove)
+    monkeypatch.setattr(app, "find_file_below", find_and_remove)
     (tmp_path / "kernel").write_bytes(KERNEL)
     with site() as made, made.serve(assets=tmp_path) as url:
         answer = get(f"{url}/assets/kernel")

@@ -23,8 +23,8 @@ from gitboot.git.__main__ import run_fetch_order
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.git.clone import Source
 from gitboot.git.fetch import FetchOrder, FetchProcess, InProcessFetcher, parse_order
-from gitboot.git.fetch_steps import FetchStep, StepReporter, Transfer
 from gitboot.git.remote import Password, Remote, SshKey
+from gitboot.git.repository import FetchStep, StepReporter, Transfer
 from tests.helpers.fleets import SEED, at, server, write_configuration
 from tests.helpers.forked_commands import nursery
 from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, WorkTree, git_daemon, push_differences

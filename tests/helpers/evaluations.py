@@ -68,8 +68,7 @@ def compare_files(new: Files, old: Files = FLEET) -> Changes:
 
 
 def review_files(new: Files, old: Files = FLEET, *, messages: tuple[Message, ...] = ()) -> Review:
-    from gitboot.cli.evaluated_fleet import FleetEvaluator
-    from gitboot.cli.range_comparison import evaluate_side
+    from gitboot.cli.evaluated_fleet import FleetEvaluator, evaluate_side
 
     evaluator = FleetEvaluator(at("20T12:00"))
     sides = (

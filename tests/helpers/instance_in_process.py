@@ -17,8 +17,7 @@ from gitboot.artifacts.availability import ArtifactWatch
 from gitboot.bmc.override_session import BmcTask, TaskResult
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import PowerRecord
-from gitboot.bmc.task_runner import MAX_PARALLEL, MAX_PER_SITE
-from gitboot.bmc.worker_pool import BmcPool
+from gitboot.bmc.worker_pool import MAX_PARALLEL, MAX_PER_SITE, BmcPool
 from gitboot.child_processes import encode
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.instance import assembly, git_source

@@ -20,8 +20,7 @@ from gitboot.publish.manifest import MANIFEST, compute_digest
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.targets.followed_tree import FollowedTree
 from gitboot.publish.targets.follower import TargetStore
-from gitboot.publish.targets.store_target import FileStore, StoreTarget
-from gitboot.publish.targets.sync_steps import apply_step, plan_next_step
+from gitboot.publish.targets.sync_steps import FileStore, StoreTarget, apply_step, plan_next_step
 from gitboot.publish.tree_reader import _read_whole_tree
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import (

@@ -35,7 +35,7 @@ from gitboot.fleet.revision import BlobId, Revision, Snapshot
 from gitboot.fleet.validation import load
 from gitboot.problems import Problem
 from gitboot.publish.manifest import parse_digests, parse_head, parse_listing
-from gitboot.publish.targets import target_records
+from gitboot.publish.targets import sync_steps
 from gitboot.render import endpoint_files
 from gitboot.render.endpoint_files import parse_shard
 from gitboot.render.server_files import build_server_state
@@ -284,13 +284,13 @@ def manifest(data: bytes) -> None:
 def followed(data: bytes) -> None:
     """Parse the record in a branch or a bucket: it is valid, or a ValueError is raised."""
     with suppress(ValueError):
-        assert all(isinstance(digest, str) for digest in target_records.parse_head(data).shards.values())
+        assert all(isinstance(digest, str) for digest in sync_steps.parse_head(data).shards.values())
     with suppress(ValueError):
-        units = target_records.parse_units(data)
-        assert target_records.parse_units(target_records.render_units(units)) == units
+        units = sync_steps.parse_units(data)
+        assert sync_steps.parse_units(sync_steps.render_units(units)) == units
     with suppress(ValueError):
-        paths = target_records.parse_unlisted(data)
-        assert target_records.parse_unlisted(target_records.render_unlisted(paths)) == paths
+        paths = sync_steps.parse_unlisted(data)
+        assert sync_steps.parse_unlisted(sync_steps.render_unlisted(paths)) == paths
         assert all(path.startswith("boot/") and not {"", ".", ".."} & {*path.split("/")} for path in paths)
 
 

@@ -14,8 +14,8 @@ from typing import Final
 import click
 import pytest
 
-from gitboot.cli.config_file import Setting, list_keys
 from gitboot.cli.main import cli
+from gitboot.cli.options import Setting, list_keys
 from tests.helpers.documentation import read_page
 from tests.helpers.fleets import SEED
 from tests.helpers.git_repositories import program

@@ -21,9 +21,19 @@ from typing import Any
 import pytest
 
 from gitboot.http_client import MinimumRate
-from gitboot.publish.mirror_answers import MirrorAnswer, MirrorFault, MirrorFile, check_absence, check_answer
-from gitboot.publish.mirror_comparison import compare_mirror, read_expected_files
-from gitboot.publish.mirrors import SAMPLE_SIZE, FolderMirror, WebMirror, find_leftover_paths
+from gitboot.publish.mirror_comparison import (
+    SAMPLE_SIZE,
+    FolderMirror,
+    MirrorAnswer,
+    MirrorFault,
+    MirrorFile,
+    WebMirror,
+    check_absence,
+    check_answer,
+    compare_mirror,
+    find_leftover_paths,
+    read_expected_files,
+)
 from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.render.paths import IPXE_BY_MAC, PXELINUX, find_content_type, find_path_kind
 from tests.helpers.cases import for_each

@@ -18,17 +18,16 @@ import pytest
 from gitboot.errors import ForeignTree, PublishError
 from gitboot.publish.durable_files import Disk, staging_path
 from gitboot.publish.manifest import MANIFEST
-from gitboot.publish.mirror_answers import MirrorFault
+from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
 from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, repair
-from gitboot.publish.mirrors import FolderMirror
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import TOLERANCE
-from gitboot.publish.targets.addresses import BucketAddress, parse_target
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.followed_tree import FollowedTree, TargetFile
+from gitboot.publish.targets.follower import BucketAddress, parse_target
 from gitboot.publish.targets.s3 import Bucket
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import StoreTarget
 from gitboot.publish.window_ends import WindowEnds, end_windows
 from gitboot.render.paths import FIRST_SCRIPT, File
 from tests.helpers.endpoints import ALWAYS, ENTRY, MAC, REPAIR, Site, plan_fleet

@@ -29,7 +29,7 @@ from gitboot.publish import signed_list
 from gitboot.publish.durable_files import staging_path
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.manifest import TreeOrigin
-from gitboot.publish.mirrors import FolderMirror
+from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import (
     VALID,

@@ -15,8 +15,14 @@ from typing import Any
 
 import pytest
 
-from gitboot.publish.mirror_answers import MirrorAnswer, MirrorFault, MirrorFile, check_answer
-from gitboot.publish.mirrors import FolderMirror, WebMirror
+from gitboot.publish.mirror_comparison import (
+    FolderMirror,
+    MirrorAnswer,
+    MirrorFault,
+    MirrorFile,
+    WebMirror,
+    check_answer,
+)
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import FileVersion
 from gitboot.render.endpoint_files import ListedFile as ListedFile

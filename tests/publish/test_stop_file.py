@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.publish.stop_file import STOP_FILE, StopReader, list_stop_folders, remove_stop_file, write_stop_file
+from gitboot.publish.tree_reader import STOP_FILE, StopReader, list_stop_folders, remove_stop_file, write_stop_file
 from gitboot.resolve.provisioning_record import StopOrder
 from tests.helpers import http_peers
 from tests.helpers.endpoints import ALWAYS, ENTRY, LOOKUPS, ONCE, REPAIR, START, Site, get, plan_fleet, site

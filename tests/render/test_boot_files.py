@@ -19,7 +19,7 @@ from gitboot.jsonio import format_instant, to_json_value
 from gitboot.model.fleet import Output
 from gitboot.model.scalars import parse_mac
 from gitboot.publish import mirror_program
-from gitboot.publish.stop_file import write_stop_file
+from gitboot.publish.tree_reader import write_stop_file
 from gitboot.render import paths
 from gitboot.render.boot_files import RENDERERS, render_idle_files, render_server_files
 from gitboot.render.boot_script_parts import ScriptLoader, find_loader, render_disk_boot

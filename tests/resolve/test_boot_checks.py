@@ -12,7 +12,7 @@ from gitboot.errors import InvalidRepository
 from gitboot.evaluator.evaluation import Evaluator
 from gitboot.problems import Code, Problem, Severity
 from gitboot.resolve.decision_inputs import parse_approvals
-from gitboot.resolve.document_checks import is_accepted_by_kubelet
+from gitboot.resolve.fleet_decisions import is_accepted_by_kubelet
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import SEED, SHA, decided, fleet, image, maintenance, policy, profile, server, snapshot
 from tests.helpers.instance_with_bmcs import run_command

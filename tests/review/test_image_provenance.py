@@ -15,7 +15,7 @@ from gitboot.review.formats import phrases
 from gitboot.review.formats.json import as_json
 from gitboot.review.formats.markdown import as_markdown, as_problems
 from gitboot.review.guards import Limits
-from gitboot.review.image_provenance import FileSigner, SignatureResult, parse_signature_results
+from gitboot.review.images import FileSigner, SignatureResult, parse_signature_results
 from gitboot.review.review import Review, ReviewOutcome, review_commits
 from gitboot.review.risks import Risk
 from tests.helpers.cases import for_each

@@ -21,9 +21,9 @@ from gitboot.controller.forge import CommitVerdict, Forge, Judgement, Project
 from gitboot.controller.notifications import RereadingSender, read_receiver
 from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, encrypt, make_key
 from gitboot.errors import ForgeRefused, HostUnreachable, PublishError, UsageError
-from gitboot.publish.targets.addresses import BucketAddress
+from gitboot.publish.targets.follower import BucketAddress
 from gitboot.publish.targets.s3 import build_bucket_opener
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import StoreTarget
 from tests.controller.test_notifications import NOON, NOTICE
 from tests.controller.test_reconcile import fleet_files
 from tests.helpers import http_peers

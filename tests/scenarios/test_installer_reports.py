@@ -12,8 +12,7 @@ import httpx
 import pytest
 from starlette.types import Message
 
-from gitboot.endpoint.connections import RequestBodies
-from gitboot.endpoint.replies import TOO_LARGE
+from gitboot.endpoint.connections import TOO_LARGE, RequestBodies
 from gitboot.render.server_files import RenderedState, build_server_state
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decisions

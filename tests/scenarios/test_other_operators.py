@@ -33,8 +33,8 @@ from gitboot.bmc.power_steps import PowerOperation, PowerRecord, WantedPowerChan
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.quirks import build_boot_patch
 from gitboot.bmc.redfish.resources import Resource, build_observation
-from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.commit_judgement import CommitJudgement
+from gitboot.controller.instance_state import AcceptanceState
 from gitboot.controller.records.evidence import Fetch
 from gitboot.controller.records.install_boots import build_offer
 from gitboot.controller.records.ledger_changes import Batch, apply_batch

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from gitboot.cli.commands.provisioning_records import build_taken_record, read_hand_over
 from gitboot.cli.main import Exit, cli
-from gitboot.controller.instance.offline_instance import open_offline
+from gitboot.controller.instance.assembly import open_offline
 from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.operator_requests import RECORDS
 from gitboot.errors import InvalidRepository, SourceError, UsageError

@@ -18,7 +18,7 @@ import pygit2
 import pytest
 from msgspec import structs
 
-from gitboot.publish.targets.target_records import HEAD, parse_head, render_head
+from gitboot.publish.targets.sync_steps import HEAD, parse_head, render_head
 from tests.helpers.fleets import (
     SEED,
     document,
@@ -244,7 +244,7 @@ def test_finding_s8_a_record_that_a_stranger_wrote_into_the_bucket_makes_the_tar
 # A fault of gitboot: reading a target raises MemoryError as long as there is a file.
 _FAULTY = """
 import os
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import StoreTarget
 load = StoreTarget.load
 def faulty(target):
     if os.path.exists({fault!r}):

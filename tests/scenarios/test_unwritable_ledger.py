@@ -27,7 +27,7 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish import stop_file
+from gitboot.publish import tree_reader
 from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.status.work_progress import Stage, StageTimes
 from tests.controller.records.test_provisioning_installations import Maintained as InMaintenance
@@ -473,10 +473,10 @@ def test_a_boot_that_was_stopped_after_a_restart_without_the_ledger_is_offered_a
         failure.enter_context(restarting.lock_ledger())
         parts = process.enter_context(restarting.running())
         assert parts.reconciler.state.publication.complete is resumes
-        stop_file.write_stop_file(output, StopOrder("ada", "wrong image", everything=False), restarting.now)
+        tree_reader.write_stop_file(output, StopOrder("ada", "wrong image", everything=False), restarting.now)
         restarting.reconcile(parts)
         assert "flatcar-1" not in restarting.boots("web01")
-        stop_file.remove_stop_file(output)
+        tree_reader.remove_stop_file(output)
         restarting.reconcile(parts)
         failure.close()
         restarting.reconcile(parts)
@@ -535,7 +535,7 @@ def test_a_stop_that_the_ledger_cannot_store_applies_to_the_files(bench: Bench, 
     bench.reconcile()
     assert "flatcar-1" in read_served_files(bench)
     with locked_ledger(tmp_path, bench.ledger):
-        stop_file.write_stop_file(tmp_path / "spool", StopOrder("ada", "wrong image", everything=False), bench.now)
+        tree_reader.write_stop_file(tmp_path / "spool", StopOrder("ada", "wrong image", everything=False), bench.now)
         bench.reconcile()
         assert "flatcar-1" not in read_served_files(bench)
     bench.reconcile()
@@ -630,7 +630,7 @@ def test_a_clearing_is_recorded_while_a_reconcile_writes_to_the_ledger(maintaine
 def test_without_the_ledger_nothing_is_cleared_before_the_end_of_its_window(maintained: Maintained) -> None:
     """A clearing because of a stop needs the ledger: a reset before it has consumed the override."""
     with locked_ledger(maintained.folder, maintained.bench.ledger):
-        stop_file.write_stop_file(
+        tree_reader.write_stop_file(
             maintained.folder / "spool", StopOrder("ada", "wait", everything=True), maintained.bench.now
         )
         maintained.wait(minutes=1)

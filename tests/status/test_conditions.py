@@ -15,8 +15,8 @@ import pytest
 import gitboot.publish.signed_list  # noqa: F401 - its errors are reasons of conditions
 from gitboot.bmc.override_session import TaskOutcome
 from gitboot.bmc.override_state import OperatorCondition
-from gitboot.cli.config_file import Setting
 from gitboot.cli.main import cli
+from gitboot.cli.options import Setting
 from gitboot.controller.server_conditions import _UNFINISHED_BOOTS as UNPROVEN
 from gitboot.errors import GitbootError
 from gitboot.status.conditions import (

@@ -15,8 +15,7 @@ from typing import Final
 import click
 
 from gitboot.artifacts.boot_loaders import HEAD, find_program_fault
-from gitboot.bmc.access_file import FILE, read_trust, render_access_file
-from gitboot.bmc.credentials import get_credential_use
+from gitboot.bmc.credentials import FILE, get_credential_use, read_trust, render_access_file
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_open_file_limit
 from gitboot.cli.commands.bmc_enroll import enroll
@@ -45,7 +44,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import echo_wrapped, format_table, show_progress, wrap_text
 from gitboot.controller.bmcs.manual_tasks import Inspection, format_override, inspect_bmcs, list_manual_tasks
-from gitboot.controller.instance.offline_instance import OfflineInstance
+from gitboot.controller.instance.assembly import OfflineInstance
 from gitboot.controller.instance.state_directory import find_running_process
 from gitboot.controller.operator_requests import (
     ACCEPT,

@@ -18,13 +18,13 @@ from msgspec import Struct, structs
 from gitboot.artifacts.boot_loaders import HEAD, SIGNED_GRUBS, find_program_fault, supports_http
 from gitboot.artifacts.downloads import WebFetcher
 from gitboot.bmc.credentials import CredentialDirectory, get_credential_use
-from gitboot.cli.config_file import build_config_option
 from gitboot.cli.endpoint_settings import machines_tls_option
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
     OutputOption,
+    build_config_option,
     credentials_option,
     current_time,
     output_option,
@@ -56,7 +56,7 @@ from gitboot.system_clock import ClockState, read_clock_state
 from gitboot.text import format_count, format_names, quote_words
 
 if TYPE_CHECKING:
-    from gitboot.controller.instance.offline_instance import OfflineInstance
+    from gitboot.controller.instance.assembly import OfflineInstance
 
 
 @click.command(

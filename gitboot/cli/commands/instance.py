@@ -428,7 +428,7 @@ def allow_installs_command(state: Path) -> None:
     )
     from gitboot.controller.operator_requests import START, find_released_servers, find_stop_scope
     from gitboot.controller.records.install_boots import remove_withheld_boots
-    from gitboot.publish.stop_file import remove_stop_file
+    from gitboot.publish.tree_reader import remove_stop_file
 
     state = resolve_active_state(state)
     folders = list_endpoint_folders(state)
@@ -515,7 +515,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
         resolve_active_state,
     )
     from gitboot.controller.operator_requests import STOP
-    from gitboot.publish.stop_file import write_stop_file
+    from gitboot.publish.tree_reader import write_stop_file
 
     at = current_time()
     stoppage = StopOrder(read_operator_name(), reason, everything)

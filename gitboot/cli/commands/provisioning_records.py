@@ -37,7 +37,7 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import echo_wrapped, format_table, wrap_text
-from gitboot.controller.instance.offline_instance import OfflineInstance, simulate_initialisation
+from gitboot.controller.instance.assembly import OfflineInstance, simulate_initialisation
 from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
 from gitboot.controller.records.ledger_trust import InitMode, describe_unverified_ledger
 from gitboot.controller.records.provisioning import list_servers_to_install

@@ -16,7 +16,6 @@ from msgspec import structs
 from gitboot.child_processes import pause_garbage_collection, raise_open_file_limit, reap_orphans
 from gitboot.cli.commands.prepare_tree import format_prepare_command
 from gitboot.cli.commands.serve import create_spool, forward_spool, print_new_event, serve_endpoints
-from gitboot.cli.config_file import Setting, config_option
 from gitboot.cli.endpoint_settings import AccessSettings, access_options, check_access_settings, take_access_settings
 from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
@@ -25,9 +24,11 @@ from gitboot.cli.options import (
     MAX_SECONDS,
     TRUST_PARAMETERS,
     FiniteRange,
+    Setting,
     accept_filesystem_option,
     allowance_settings,
     build_limits,
+    config_option,
     credentials_option,
     current_time,
     limit_settings,
@@ -50,7 +51,7 @@ from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.files import check_private_paths
 from gitboot.git.repository import parse_subpath
 from gitboot.ledger.store import PostgresAddress
-from gitboot.publish.targets.addresses import parse_target
+from gitboot.publish.targets.follower import parse_target
 from gitboot.status.conditions import Event
 from gitboot.status.instance_status import Status
 from gitboot.system_clock import read_clock_state

@@ -23,7 +23,6 @@ from gitboot.child_processes import (
     raise_open_file_limit,
     reap_orphans,
 )
-from gitboot.cli.config_file import config_option, inherited_settings_option
 from gitboot.cli.endpoint_settings import (
     AccessSettings,
     access_options,
@@ -42,7 +41,9 @@ from gitboot.cli.main import Command, Exit
 from gitboot.cli.options import (
     VARIABLES,
     accept_filesystem_option,
+    config_option,
     current_time,
+    inherited_settings_option,
     reject_old_variables,
     secret_keys_option,
 )
@@ -331,7 +332,7 @@ def _serve_until_stopped(
     from gitboot.endpoint.served_files import REFRESH_S, PublishedTree
     from gitboot.fetchlog.spool import get_endpoint_folder
     from gitboot.fetchlog.unknown_machines import UnknownMachineRecorder
-    from gitboot.publish.stop_file import StopReader, list_stop_folders
+    from gitboot.publish.tree_reader import StopReader, list_stop_folders
 
     raise_open_file_limit()
     output, spool, heartbeat_fd = settings.output, settings.spool, settings.heartbeat_fd

@@ -49,7 +49,7 @@ def command(state: Path, outputs: tuple[OutputOption, ...]) -> None:
     3 and 8.
     """
     from gitboot.cli.instance_client import find_output_tree, list_endpoint_folders
-    from gitboot.publish.stop_file import StopReader, add_stop_condition
+    from gitboot.publish.tree_reader import StopReader, add_stop_condition
 
     status = read_status(state)
     process = find_running_process(state)

@@ -42,8 +42,7 @@ from gitboot.bmc.power_steps import (
     find_changing_marks,
     next_power_step,
 )
-from gitboot.bmc.task_runner import Task, TaskRunner
-from gitboot.bmc.worker_pool import ConnectionCache
+from gitboot.bmc.worker_pool import ConnectionCache, Task, TaskRunner
 from gitboot.controller.bmcs.desired_state import (
     PowerPlan,
     add_server_state,

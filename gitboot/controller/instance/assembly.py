@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from msgspec import Struct, field, structs
 
@@ -18,14 +19,12 @@ from gitboot.bmc.credentials import is_covered
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.worker_pool import BmcPool
-from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.bmcs.schedule import Schedule
 from gitboot.controller.checkpoint import Checkpoint, DamageSearch
 from gitboot.controller.commit_acceptance import NO_COMMIT_TRUST, CommitAcceptor, CommitTrust
 from gitboot.controller.current_plans import WindowWatch
 from gitboot.controller.forge import find_project
 from gitboot.controller.instance import state_directory
-from gitboot.controller.instance.followers import build_followers
 from gitboot.controller.instance.git_source import (
     KEYS,
     LedgerBranchStore,
@@ -35,50 +34,51 @@ from gitboot.controller.instance.git_source import (
     open_source,
 )
 from gitboot.controller.instance.settings import CheckAssets, Clock, Settings, Tell
-from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.instance_state import AcceptanceState, InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
-from gitboot.controller.publication import FollowedTarget, ListedTarget
+from gitboot.controller.operator_requests import BEGIN, REFUSED
+from gitboot.controller.publication import FollowedTarget, ListedTarget, build_followers
 from gitboot.controller.reconcile import Reconciler
-from gitboot.controller.reconcile_inputs import (
-    Components,
-    Inbox,
-    UnknownMachineFile,
-    UnrecordedClearings,
-)
+from gitboot.controller.reconcile_inputs import Components, Inbox, UnknownMachineFile, UnrecordedClearings
+from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import (
     LedgerSnapshot,
     choose_output_modes,
     read_ledger,
     record_instance_facts,
     write_events,
+    write_updates,
 )
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import ArtifactMissing, CorruptClone, DamagedLedger, HostUnreachable, LedgerError, UsageError
+from gitboot.evaluator.cache import Cache
 from gitboot.evaluator.client import EvaluatorClient
+from gitboot.evaluator.protocol import Commit, build_commit
+from gitboot.fetchlog.one_time_boots import read_claims
 from gitboot.fetchlog.spool import IDENTITY
 from gitboot.files import check_fetch_log_folder, check_output_directory, check_state_directory
+from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.revision import FileChanges, Revision
-from gitboot.git.clone import Source
+from gitboot.git.clone import Source, load_accepted_snapshot
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
-from gitboot.ledger.open_ledger import copy_ledger, set_ledger_aside
+from gitboot.ledger.open_ledger import copy_ledger, open_copy, set_ledger_aside
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, has_address_file, read_address, read_mark, write_address, write_mark
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import OPEN_MODES
 from gitboot.publish.manifest import HISTORY, STATUS, UNKNOWN
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview
-from gitboot.publish.stop_file import StopReader, list_stop_folders
 from gitboot.publish.targets.follower import Followers
-from gitboot.publish.tree_reader import read_tree_records
+from gitboot.publish.tree_reader import StopReader, list_stop_folders, read_tree_records
 from gitboot.render.page import render_history
 from gitboot.render.paths import ON_PAGE, PAGE_INDEX
 from gitboot.render.token_keys import NO_KEYS, TokenKeys
 from gitboot.resolve.provisioning_record import Record, find_newer_records
 from gitboot.resolve.server_decision import BootFile
 from gitboot.status.conditions import Condition, Event
-from gitboot.status.instance_status import Status
+from gitboot.status.instance_status import HeldCommit, Status
 from gitboot.status.work_progress import Stage, StageTimes, Work, WorkListener, WorkProgress
 from gitboot.system_clock import Uptime, read_uptime
 
@@ -675,3 +675,92 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
         check_fetch_log_folder(settings.spool, settings.accepted_filesystems, warn, state=settings.state)
     if settings.output.exists():
         check_output_directory(settings.output, settings.accepted_filesystems, warn, state=settings.state)
+
+
+class OfflineInstance(Struct, frozen=True, kw_only=True):
+    """The state of an instance, which may be stopped: its accepted commit, its records, and its keys."""
+
+    commit: Commit
+    repository: FleetRepository  # the documents in the accepted commit
+    snapshot: LedgerSnapshot
+    keys: TokenKeys  # the keys of published tokens
+
+
+@contextmanager
+def open_offline(
+    directory: Path, at: datetime, *, on_begin: Callable[[int], None] = lambda _: None, results: Cache | None = None
+) -> Iterator[OfflineInstance]:
+    """Read the state of the instance in ``directory`` without changing its files. The instance may be running.
+
+    Before the files of the accepted commit are read, ``on_begin`` is called with the number of these files. ``results``
+    is a cache of evaluation results.
+    """
+    # Imported here, because a running instance uses an evaluator process instead.
+    from gitboot.evaluator.evaluation import Evaluator
+
+    state_directory.require_ledger(directory)
+    state_directory.require_active(directory)
+    ledger, is_running = directory / state_directory.LEDGER, state_directory.find_running_process(directory) is not None
+    with open_copy(ledger, in_use=is_running) as store:
+        snapshot = load_accepted_snapshot(directory)
+        evaluator = Evaluator(lambda _, __: snapshot, on_begin=on_begin, results=results)
+        evaluated = evaluator.evaluate(snapshot.revision, None).head
+        whole = build_commit(evaluated.loaded.repository, evaluated.decided.decisions)
+        # Read the keys if the file exists, but never create keys here.
+        has_keys = (directory / state_directory.TOKEN_KEYS).exists()
+        keys = state_directory.read_or_create_token_keys(directory, at, was_keyless=False) if has_keys else NO_KEYS
+        stored = _read_offline_ledger(store)
+        commit = whole.select_site(stored.facts.site or None)
+        batch = Batch(commit=commit, changed_servers=tuple(commit.decisions.servers))
+        current = apply_batch(stored, batch, at).snapshot
+        own_spool = directory / state_directory.SPOOL
+        spool = Path(current.facts.spool) if current.facts.spool is not None else own_spool
+        yield OfflineInstance(
+            commit=commit,
+            repository=evaluated.loaded.repository,
+            snapshot=structs.replace(
+                current,
+                sightings=instance_tables.read_sightings(store, describe_place(directory)),
+                claims=read_claims((own_spool, spool), spool),
+            ),
+            keys=keys,
+        )
+
+
+def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: HeldCommit | None = None) -> None:
+    """Carry out operator requests on behalf of an instance that is not running.
+
+    ``commit`` is the accepted commit. ``held`` is the commit that was held when the instance last ran.
+    """
+    batch = Batch(
+        requests=instance_tables.read_requests(store),
+        commit=commit,
+        changed_servers=tuple(commit.decisions.servers) if commit else (),
+        held=held,
+    )
+    write_updates(store, [apply_batch(_read_offline_ledger(store), batch, at).update])
+
+
+def simulate_initialisation(instance: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> LedgerSnapshot:
+    """Return the `LedgerSnapshot` that would result if an operator requested to begin with records.
+
+    This function does not store the result. Raises `UsageError`.
+    """
+    batch = Batch(
+        requests=(instance_tables.Request(0, at, "", BEGIN, facts),),
+        commit=instance.commit,
+        changed_servers=tuple(instance.commit.decisions.servers),
+    )
+    result = apply_batch(instance.snapshot, batch, at)
+    ((_, outcome),) = result.update.request_outcomes
+    if outcome.startswith(REFUSED):
+        raise UsageError(outcome.removeprefix(REFUSED))
+    return result.snapshot
+
+
+def _read_offline_ledger(store: Store) -> LedgerSnapshot:
+    """Read the ledger. While it is unverified, also read the records in the published tree."""
+    snapshot = read_ledger(store)
+    if snapshot.is_trusted or snapshot.facts.output is None:
+        return snapshot
+    return structs.replace(snapshot, published_records=read_tree_records(Path(snapshot.facts.output)))

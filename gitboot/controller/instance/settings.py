@@ -11,14 +11,14 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from gitboot.bmc.task_runner import MAX_PARALLEL, MAX_PER_SITE
+from gitboot.bmc.worker_pool import MAX_PARALLEL, MAX_PER_SITE
 from gitboot.controller.instance.state_directory import SPOOL
 from gitboot.evaluator.protocol import EvaluationLimits
 from gitboot.fleet.revision import ReinstallsNeed, Verify
 from gitboot.git.signatures import TrustedKeys
 from gitboot.ledger.leader_lease import LEASE_SECONDS
 from gitboot.ledger.store import PostgresAddress
-from gitboot.publish.targets.addresses import TargetAddress
+from gitboot.publish.targets.follower import TargetAddress
 from gitboot.review.guards import Limits
 from gitboot.status.conditions import Event
 

@@ -19,20 +19,19 @@ from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
-from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.checkpoint import MIN_SERVERS, Checkpoint
 from gitboot.controller.current_plans import WindowWatch, find_changed_servers, replan
 from gitboot.controller.instance import state_directory
 from gitboot.controller.instance.assembly import find_ledger
 from gitboot.controller.instance.git_source import build_source, check_repository
 from gitboot.controller.instance.settings import CheckAssets, Settings
-from gitboot.controller.instance_state import InstanceState, can_plan
+from gitboot.controller.instance_state import AcceptanceState, InstanceState, can_plan
 from gitboot.controller.operator_requests import find_stop_scope
 from gitboot.controller.publication import DatedPath, publish_plans
 from gitboot.controller.records.install_boots import list_offers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import choose_output_modes, read_ledger, record_instance_facts
-from gitboot.disk_cache import DiskCache
+from gitboot.disk_cache import DiskCache, compute_program_digest
 from gitboot.errors import GitbootError, LedgerError, LedgerLeft, LedgerUnfinished, NotYetDone, SourceError
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
@@ -44,7 +43,6 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import copy_ledger, read_lease, read_shared_token_keys
 from gitboot.ledger.store import Store, get_mark_path, read_address, read_mark, write_mark
-from gitboot.program_digest import compute_program_digest
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.tree_reader import Inventory
 from gitboot.publish.window_ends import WindowEnds, end_windows

@@ -16,8 +16,8 @@ from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.controller import operator_requests
-from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.bmcs.desired_state import extend_power_records
+from gitboot.controller.instance_state import AcceptanceState
 from gitboot.controller.maintenance_hooks import ClearanceChange
 from gitboot.controller.records import evidence, ledger_trust, provisioning
 from gitboot.controller.records.install_boots import collect_rollbacks

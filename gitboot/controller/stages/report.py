@@ -7,10 +7,9 @@ from typing import Final
 
 from msgspec import structs
 
-from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.bmcs.schedule import find_machines_without_task
 from gitboot.controller.condition_rules import build_condition_events, conditions
-from gitboot.controller.instance_state import InstanceState
+from gitboot.controller.instance_state import AcceptanceState, InstanceState
 from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.records.ledger_snapshot import write_events
 from gitboot.controller.stages.update_ledger import find_new_clearances

@@ -8,7 +8,6 @@ from datetime import datetime
 from msgspec import structs
 
 from gitboot.bmc.identity import AnotherMachine, IdentityChanged
-from gitboot.controller.acceptance_state import AcceptanceState
 from gitboot.controller.bmcs.schedule import (
     build_override_events,
     build_power_events,
@@ -17,7 +16,7 @@ from gitboot.controller.bmcs.schedule import (
     reschedule_now,
 )
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
-from gitboot.controller.instance_state import InstanceState, can_plan
+from gitboot.controller.instance_state import AcceptanceState, InstanceState, can_plan
 from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Question, find_clearances
 from gitboot.controller.operator_requests import APPROVE, BEGIN
 from gitboot.controller.reconcile_inputs import Inbox, Intake, ReconcileContext

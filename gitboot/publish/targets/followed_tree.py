@@ -26,7 +26,7 @@ from gitboot.publish.manifest import (
     render_listing,
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
-from gitboot.publish.targets.target_records import LIST, SHARED, ServerFiles, build_server_files
+from gitboot.publish.targets.sync_steps import LIST, SHARED, ServerFiles, build_server_files
 from gitboot.render.endpoint_files import ListedFile, parse_state, state_path
 from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED
 

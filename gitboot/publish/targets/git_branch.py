@@ -14,13 +14,13 @@ from gitboot.fleet.revision import Revision
 from gitboot.git.branch_writer import Authorship, OwnedBranch
 from gitboot.publish.manifest import compute_digest
 from gitboot.publish.targets.followed_tree import FollowedTree
-from gitboot.publish.targets.sync_steps import TargetStep
-from gitboot.publish.targets.target_records import HEAD as HEAD_PATH  # not a head of Git
-from gitboot.publish.targets.target_records import (
+from gitboot.publish.targets.sync_steps import HEAD as HEAD_PATH  # not a head of Git
+from gitboot.publish.targets.sync_steps import (
     UNLISTED,
     Shard,
     TargetContent,
     TargetHead,
+    TargetStep,
     build_target_content,
     parse_head,
     parse_units,

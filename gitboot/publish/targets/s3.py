@@ -15,9 +15,8 @@ from gitboot import __version__
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.publish.manifest import compute_digest
-from gitboot.publish.targets.addresses import BucketAddress, ReadCredentials
-from gitboot.publish.targets.store_target import FileCallback, FileConflict, ReadFile, StoredFile
-from gitboot.publish.targets.target_records import MAX_RECORD_BYTES
+from gitboot.publish.targets.follower import BucketAddress, ReadCredentials
+from gitboot.publish.targets.sync_steps import MAX_RECORD_BYTES, FileCallback, FileConflict, ReadFile, StoredFile
 from gitboot.render.endpoint_files import ListedFile
 from gitboot.render.paths import BOOT, REVALIDATED, ContentType, find_content_type, find_delivery
 

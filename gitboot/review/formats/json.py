@@ -19,7 +19,7 @@ from gitboot.review.decision_changes import Changes
 from gitboot.review.document_changes import ChangeKind, DocumentChange, FieldChange, Location
 from gitboot.review.formats import phrases
 from gitboot.review.guards import Verdict
-from gitboot.review.image_provenance import FileClaim, ImageProvenance, StreamRuleChange
+from gitboot.review.images import FileClaim, ImageProvenance, StreamRuleChange
 from gitboot.review.review import Review
 from gitboot.review.risks import Risk
 

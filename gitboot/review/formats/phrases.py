@@ -23,7 +23,7 @@ from gitboot.review.document_changes import (
 )
 from gitboot.review.extent import Area
 from gitboot.review.guards import MIN_SIZE_FOR_PERCENT, ExceededLimit, Guard, Limits
-from gitboot.review.image_provenance import (
+from gitboot.review.images import (
     FileClaim,
     ImageProvenance,
     ProvenanceChanges,

@@ -20,8 +20,7 @@ from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.bmc.override_state import BmcObservation, Override, OverrideState, WantedOverride
 from gitboot.bmc.power_steps import PowerOperation, ResetType, WantedPowerChange
 from gitboot.bmc.redfish import login
-from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.etags import list_if_match_values, read_etags
+from gitboot.bmc.redfish.client import BmcConnection, list_if_match_values, read_etags
 from gitboot.bmc.redfish.transport import ConnectionPolicy
 from gitboot.bmc.worker_pool import BmcPool
 from gitboot.errors import BmcChanged, BmcUnreachable

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gitboot.cli.commands import update_images
+from gitboot.cli.commands import images
 from gitboot.cli.main import Exit
 from tests.helpers.artifact_servers import compute_digest
 from tests.helpers.fleets import fleet, image, policy, profile, server
@@ -87,7 +87,7 @@ class Site:
 
 @pytest.fixture
 def site(people: Mapping[str, Person], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    monkeypatch.setattr(update_images, "current_second", lambda: NOW)
+    monkeypatch.setattr(images, "current_second", lambda: NOW)
     with image_vendor(tmp_path / "vendor", people["vendor"]) as vendor:
         vendor.publish("1.0.0", "2026-01-01T00:00:00Z")
         vendor.publish("1.1.0", "2026-11-01T00:00:00Z")
@@ -244,7 +244,7 @@ def test_a_release_without_a_date_has_the_age_of_its_commit(
     site.git("clone", "--quiet", str(site.path), str(clone), at=tmp_path)
     options = ("--path", clone, "--image-keys", site.vendor.keys, "-o", "json")
     for age, outcome in ((timedelta(days=3, seconds=-1), "Waits"), (timedelta(days=3), "Proposed")):
-        monkeypatch.setattr(update_images, "current_second", lambda age=age: NOW + age)
+        monkeypatch.setattr(images, "current_second", lambda age=age: NOW + age)
         (found,) = run_command("update-images", *options).json["streams"]
         assert (found["outcome"], found["ready"]) == (outcome, outcome == "Proposed")
         assert (found["commit"], found["new"], found["title"]) == (first["commit"], False, first["title"])

@@ -25,8 +25,7 @@ import pytest
 from gitboot.cli.commands.instance import find_reconcile_outcome
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.stop_file import STOP_FILE
-from gitboot.publish.tree_reader import read_records
+from gitboot.publish.tree_reader import STOP_FILE, read_records
 from gitboot.resolve.provisioning_record import Record, encode_records, make_record_fields
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import HeldCommit, Status

@@ -27,7 +27,7 @@ from gitboot.git.fetch import CLONE
 from gitboot.ledger.open_ledger import open_ledger
 from gitboot.ledger.schema import TABLES
 from gitboot.ledger.store import get_mark_path, read_mark
-from gitboot.publish.stop_file import STOP_FILE
+from gitboot.publish.tree_reader import STOP_FILE
 from gitboot.render.endpoint_files import TERMS
 from tests.helpers.cases import require_value
 from tests.helpers.disks_and_terminals import fill, small_disk

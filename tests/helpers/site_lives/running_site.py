@@ -27,7 +27,7 @@ from gitboot.errors import GitbootError
 from gitboot.fetchlog.spool import get_endpoint_folder
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.stop_file import StopReader, list_stop_folders
+from gitboot.publish.tree_reader import StopReader, list_stop_folders
 from gitboot.review.guards import Limits
 from gitboot.system_clock import Uptime
 from tests.helpers import fleets

@@ -24,10 +24,10 @@ from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.durable_files import Disk
 from gitboot.publish.publisher import OutputDirectory
-from gitboot.publish.stop_file import list_stop_folders, remove_stop_file, write_stop_file
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.followed_tree import FollowedTree
-from gitboot.publish.targets.store_target import StoreTarget
+from gitboot.publish.targets.sync_steps import StoreTarget
+from gitboot.publish.tree_reader import list_stop_folders, remove_stop_file, write_stop_file
 from gitboot.resolve.provisioning_record import Record, StopOrder, make_record_fields
 from gitboot.review.acknowledgements import format_ack_line
 from gitboot.review.guards import Guard

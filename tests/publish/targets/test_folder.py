@@ -17,16 +17,18 @@ import pytest
 
 from gitboot.errors import HostUnreachable, LockedByAnother, PublishError
 from gitboot.publish.list_root import replace_list_keys
-from gitboot.publish.mirrors import FolderMirror
+from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list_reader import read_list
 from gitboot.publish.targets import folder as folder_module
 from gitboot.publish.targets.folder import TargetFolder, build_folder_opener
 from gitboot.publish.targets.followed_tree import FollowedTree, TargetFile
-from gitboot.publish.targets.store_target import FileCallback, FileStore, StoreTarget
-from gitboot.publish.targets.target_records import (
+from gitboot.publish.targets.sync_steps import (
     HEAD,
     UNLISTED,
+    FileCallback,
+    FileStore,
+    StoreTarget,
     parse_head,
     parse_units,
     parse_unlisted,

@@ -25,23 +25,32 @@ from gitboot.publish.durable_files import Disk
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
-from gitboot.publish.targets.addresses import BranchAddress, BucketAddress, FolderAddress, TargetAddress, parse_target
 from gitboot.publish.targets.folder import build_folder_opener
 from gitboot.publish.targets.followed_tree import FollowedTree, RaceError
-from gitboot.publish.targets.follower import Follower, Followers
-from gitboot.publish.targets.store_target import StoreTarget
-from gitboot.publish.targets.sync_steps import TargetStep, apply_step, plan_next_step
-from gitboot.publish.targets.target_records import (
+from gitboot.publish.targets.follower import (
+    BranchAddress,
+    BucketAddress,
+    FolderAddress,
+    Follower,
+    Followers,
+    TargetAddress,
+    parse_target,
+)
+from gitboot.publish.targets.sync_steps import (
     HEAD,
     LIST,
     SHARED,
     ServerFiles,
     Shard,
+    StoreTarget,
     TargetContent,
     TargetHead,
+    TargetStep,
+    apply_step,
     build_server_files,
     build_target_content,
     find_shard_number,
+    plan_next_step,
 )
 from gitboot.publish.window_ends import EndedWindows
 from gitboot.render.endpoint_files import DiskWrite, ListedFile, PathVersion, PublishedServer

@@ -20,7 +20,7 @@ from gitboot.git.fetch import Fetcher
 from gitboot.git.remote import Password, Remote, SshKey
 from gitboot.publish.manifest import compute_digest
 from gitboot.publish.targets.git_branch import BranchTarget
-from gitboot.publish.targets.target_records import HEAD
+from gitboot.publish.targets.sync_steps import HEAD
 from gitboot.render.paths import File
 from tests.helpers.documentation import build_checkout_script, clone_for_checkouts
 from tests.helpers.git_repositories import ENVIRONMENT, HttpsServer, Relay, SshServer, git_daemon

@@ -19,10 +19,9 @@ from gitboot.child_processes import ProcessResult, run_with_input
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
 from gitboot.publish.mirror_repair import ALL
 from gitboot.publish.targets import folder as rsync_module
-from gitboot.publish.targets.addresses import RsyncAddress, parse_target
-from gitboot.publish.targets.rsync import RsyncStore
-from gitboot.publish.targets.store_target import FileStore
-from gitboot.publish.targets.target_records import UNLISTED
+from gitboot.publish.targets.folder import RsyncStore
+from gitboot.publish.targets.follower import RsyncAddress, parse_target
+from gitboot.publish.targets.sync_steps import UNLISTED, FileStore
 from tests.helpers.cases import get_interval
 from tests.helpers.endpoints import ENTRY, eventually
 from tests.helpers.fleets import store_credentials

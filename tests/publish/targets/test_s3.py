@@ -21,15 +21,22 @@ from cryptography.x509.oid import NameOID
 from msgspec import structs
 
 from gitboot.errors import ForeignTree, GitbootError, HostUnreachable, LockedByAnother, PublishError
-from gitboot.publish.mirror_comparison import compare_mirror, read_expected_files
-from gitboot.publish.mirrors import WebMirror
+from gitboot.publish.mirror_comparison import WebMirror, compare_mirror, read_expected_files
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets import s3 as bucket_module
-from gitboot.publish.targets.addresses import BucketAddress
 from gitboot.publish.targets.followed_tree import FollowedTree
-from gitboot.publish.targets.store_target import StoreTarget
-from gitboot.publish.targets.sync_steps import apply_step, plan_next_step
-from gitboot.publish.targets.target_records import HEAD, UNLISTED, TargetHead, parse_head, parse_unlisted, render_head
+from gitboot.publish.targets.follower import BucketAddress
+from gitboot.publish.targets.sync_steps import (
+    HEAD,
+    UNLISTED,
+    StoreTarget,
+    TargetHead,
+    apply_step,
+    parse_head,
+    parse_unlisted,
+    plan_next_step,
+    render_head,
+)
 from gitboot.render.paths import File, Files
 from tests.helpers import endpoints, mirrors
 from tests.helpers.cases import get_interval
