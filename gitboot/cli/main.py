@@ -101,6 +101,7 @@ _MODULES: Final = {  # the modules of commands that share a module, or whose mod
     "comment": "diff:comment_command",
     "completion": ".main:command",
     "events": "instance:events_command",
+    "explain": "plan:explain_command",
     "import": "import_fleet:command",
     "new": "new:new_command",
     "prepare": "prepare_tree:prepare_subcommand",

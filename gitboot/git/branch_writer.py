@@ -20,9 +20,18 @@ from gitboot.files import resolve_fleet_root, write_output_file
 from gitboot.fleet.revision import Revision
 from gitboot.git.fetch import Fetcher, FetchOrder, FetchResult, InProcessFetcher, Work
 from gitboot.git.history import convert_date, read_file
-from gitboot.git.objects import CommitObject, CommitReader, list_reachable_objects, peel_reference, read_tree
 from gitboot.git.remote import Remote
-from gitboot.git.repository import StoredRepository, convert_errors, open_containing_repository, open_repository
+from gitboot.git.repository import (
+    CommitObject,
+    CommitReader,
+    StoredRepository,
+    convert_errors,
+    list_reachable_objects,
+    open_containing_repository,
+    open_repository,
+    peel_reference,
+    read_tree,
+)
 from gitboot.git.snapshots import get_fleet_folder
 
 _MAX_LATER_COMMITS: Final = 100  # the number of commits in which gitboot searches for the one that added a file

@@ -35,12 +35,13 @@ from gitboot.git.history import (
     list_messages,
     read_message,
 )
-from gitboot.git.objects import CommitReader, peel_reference
 from gitboot.git.remote import Head, Password, Remote, SshKey
 from gitboot.git.repository import (
     ACCEPTED,
+    CommitReader,
     StoredRepository,
     convert_errors,
+    peel_reference,
     read_fleet_folder_at,
     store_accepted_folder,
 )

@@ -32,27 +32,25 @@ from gitboot.errors import (
 )
 from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import Revision
-from gitboot.git.objects import (
-    CommitReader,
-    check_objects,
-    copy_objects,
-    list_reachable_objects,
-    merge_packs,
-    peel_reference,
-    read_tag,
-)
 from gitboot.git.remote import HEAD, Head, Remote, RemoteConnection, find_reference, read_head
 from gitboot.git.repository import (
     ACCEPTED,
+    CommitReader,
     FetchStep,
     StoredRepository,
+    check_objects,
     convert_errors,
     copy_accepted_folder,
+    copy_objects,
     get_common_directory,
     is_out_of_memory,
+    list_reachable_objects,
+    merge_packs,
     open_containing_repository,
     open_repository,
+    peel_reference,
     read_fleet_folder,
+    read_tag,
     store_fleet_folder,
 )
 from gitboot.git.snapshots import find_folder_in, find_tree

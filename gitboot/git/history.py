@@ -19,13 +19,16 @@ from pygit2.enums import DiffOption, SortMode
 from gitboot.errors import InvalidRepository, UsageError
 from gitboot.files import resolve_fleet_root
 from gitboot.fleet.revision import BlobId, CommitSummary, FileChanges, Irregular, Message, Revision, Snapshot
-from gitboot.git.objects import CommitObject, CommitReader, Person, read_tree
 from gitboot.git.repository import (
+    CommitObject,
+    CommitReader,
+    Person,
     StoredRepository,
     convert_errors,
     get_git_directory,
     get_objects_directory,
     open_containing_repository,
+    read_tree,
 )
 from gitboot.git.snapshots import (
     WORKTREE,

@@ -20,8 +20,7 @@ from gitboot.child_processes import ProcessResult, run_with_input
 from gitboot.errors import SourceError, UsageError
 from gitboot.fleet.revision import Message, Revision, Signer, Verify
 from gitboot.git.history import MAX_STEPS, list_first_parents_since
-from gitboot.git.objects import CommitReader, split_signatures
-from gitboot.git.repository import StoredRepository
+from gitboot.git.repository import CommitReader, StoredRepository, split_signatures
 from gitboot.problems import Code, Problem
 from gitboot.text import one_line
 

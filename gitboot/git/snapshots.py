@@ -21,26 +21,24 @@ from pygit2.enums import FileMode
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.files import convert_os_errors, resolve_fleet_root
 from gitboot.fleet.revision import MAX_FILE_BYTES, BlobId, Irregular, Oversized, Revision, Snapshot
-from gitboot.git.objects import (
+from gitboot.git.repository import (
+    ACCEPTED,
     SUBMODULE,
     SYMLINK,
     TREE,
     CommitReader,
     Entry,
     MalformedTree,
-    parse_tree,
-    read_oversized_blobs,
-    read_tree,
-)
-from gitboot.git.repository import (
-    ACCEPTED,
     StoredRepository,
     convert_errors,
     format_error,
     get_git_directory,
     is_out_of_memory,
     open_containing_repository,
+    parse_tree,
     read_fleet_folder,
+    read_oversized_blobs,
+    read_tree,
 )
 from gitboot.problems import Code, Problem
 

@@ -21,8 +21,7 @@ from gitboot.controller.instance.settings import TrustSettings
 from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.errors import SourceError
 from gitboot.fleet.revision import ReinstallsNeed, Revision
-from gitboot.git.objects import CommitReader, split_signatures
-from gitboot.git.repository import StoredRepository
+from gitboot.git.repository import CommitReader, StoredRepository, split_signatures
 from gitboot.git.signatures import SignatureChecker, SignatureKeys, TrustedKeys, parse_commit_signature
 from gitboot.ledger import instance_tables
 from gitboot.review.guards import Limits

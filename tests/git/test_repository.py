@@ -20,9 +20,8 @@ from gitboot.controller.instance.state_directory import LEDGER
 from gitboot.errors import LedgerError, SourceError, SubpathMissing, UsageError
 from gitboot.git.clone import Source
 from gitboot.git.history import find_ancestors, find_merge_base, is_ancestor, list_commits_between
-from gitboot.git.objects import CommitReader, Person, parse_person
 from gitboot.git.remote import Remote
-from gitboot.git.repository import is_out_of_memory, parse_subpath
+from gitboot.git.repository import CommitReader, Person, is_out_of_memory, parse_person, parse_subpath
 from gitboot.git.snapshots import open_snapshot
 from gitboot.ledger import instance_tables
 from gitboot.ledger.store import Store
