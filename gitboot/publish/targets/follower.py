@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.errors import LockedByAnother, OperatorError, TemporaryError, UsageError
+from gitboot.files import find_path_fault
 from gitboot.publish.targets.followed_tree import FollowedTree, RaceError, TreeSummary
 from gitboot.publish.targets.sync_steps import Shard, TargetContent, TargetHead, TargetStep, apply_step, plan_next_step
 from gitboot.status.instance_status import TargetStatus
@@ -406,6 +407,8 @@ def parse_target(text: str) -> TargetAddress:
     kind = "file" if is_folder else _GIT if parts.scheme.startswith(_GIT) else parts.scheme
     _check_settings(display_url, kind, parts, settings)
     paths = {name.replace("-", "_"): Path(settings[name]) for name in _PATH_SETTINGS if name in settings}
+    for path in paths.values():
+        _check_path(display_url, path)
     base_url = settings["serves"].rstrip("/") if "serves" in settings else None
     if kind == "file":
         return _parse_folder_address(display_url, parts, base_url)
@@ -437,8 +440,16 @@ def _check_settings(display_url: str, kind: str, parts: SplitResult, settings: M
 def _parse_folder_address(display_url: str, parts: SplitResult, base_url: str | None) -> FolderAddress:
     if parts.netloc or parts.fragment or not parts.path.startswith("/"):
         raise UsageError(f"--target {display_url}: expected the absolute path of a folder")
-    path = unquote(parts.path) if parts.scheme else parts.path
-    return FolderAddress(folder=Path(path), base_url=base_url)
+    folder = Path(unquote(parts.path) if parts.scheme else parts.path)
+    _check_path(display_url, folder)
+    return FolderAddress(folder=folder, base_url=base_url)
+
+
+def _check_path(display_url: str, path: Path) -> None:
+    """Raise `UsageError` if the system can never open a path in the URL of a target."""
+    fault = find_path_fault(path)
+    if fault is not None:
+        raise UsageError(f"--target {display_url:.60}: {fault}")
 
 
 def _parse_branch_address(
