@@ -124,7 +124,7 @@ _FIRST: Final = (
     "boots/test_aarch64",
     "boots/test_kea",
     "scenarios/test_unwritable_ledger",
-    "publish/targets/test_rsync",
+    "publish/targets/test_folder_rsync",
     "project/test_run_example",
     "controller/instance/test_standby",
     "endpoint/test_server",

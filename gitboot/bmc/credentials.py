@@ -1,4 +1,4 @@
-"""BMC credentials: read credential files, and run password commands."""
+"""BMC credentials: read credential files and access files, and run password commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evaluated fleets: evaluate revisions within resource limits, and plan the boots of servers."""
+"""Evaluated fleets: evaluate revisions or a range within resource limits, and plan the boots of servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shared options: fleet, revision, state, reasons, time, formats, registries, guards and signatures."""
+"""Shared options and the configuration file: fleet, revision, state, reasons, time, formats, guards and signatures."""
 
 from __future__ import annotations
 

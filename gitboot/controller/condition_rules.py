@@ -27,6 +27,7 @@ from gitboot.controller.records.ledger_trust import (
     describe_unverified_ledger,
 )
 from gitboot.controller.server_conditions import (
+    Finding,
     build_evidence_condition,
     build_install_condition,
     find_bmc_conditions,
@@ -52,8 +53,6 @@ from gitboot.review.acknowledgements import SHOWN_DIGITS
 from gitboot.status.conditions import LOCKED_LEDGER, OR_WRITE, Condition, Event, find_condition_type, find_remedy
 from gitboot.status.instance_status import SignedListState
 from gitboot.text import format_count, format_names, format_omitted
-
-Finding = tuple[str, bool, str, str]  # type, status, reason and message of a condition
 
 NO_RETRY: Final = ("ForeignTree", "LockedByAnother")  # errors of a target after which gitboot does not try again
 _LATE: Final = timedelta(minutes=5)  # a target whose files are older than this is behind

@@ -1,4 +1,4 @@
-"""Publication: the files that plans offer, rendered and published in OUTPUT."""
+"""Publication: the files that plans offer, rendered and published in OUTPUT and at targets."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from heapq import nsmallest
 from typing import Final
 
-from gitboot.controller.condition_rules import Finding
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import HookKind
@@ -18,6 +17,8 @@ from gitboot.jsonio import format_instant
 from gitboot.resolve.provisioning_record import Failure, InstallAttempt, Run, StepEvidence
 from gitboot.resolve.server_plan import Cause, InstallState
 from gitboot.text import format_age, format_count, format_omitted
+
+Finding = tuple[str, bool, str, str]  # type, status, reason and message of a condition
 
 _MAX_JOINED: Final = 3  # servers that most messages name
 _MAX_NAMED: Final = 20  # servers that a message about a maintenance names

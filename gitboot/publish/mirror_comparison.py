@@ -1,4 +1,4 @@
-"""Mirror comparison: compare the files on a mirror with the output tree."""
+"""Mirror comparison: fetch the files of a mirror, and compare them with the output tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tree reader: read and check an output tree."""
+"""Tree reader: read and check an output tree, and the stop file of an operator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images of a fleet: which servers use them, and whether a rollout may take its next step."""
+"""Images of a fleet: their sources, the servers that use them, and the next step of a rollout."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "cli/commands/test_init_ci_hostile.py::test_finding_s2_a_rerun_job_of_an_earlier_commit_posts_nothing",
         "cli/commands/test_init_ci_hostile.py::"
         "test_finding_s9_a_second_push_changes_the_comment_of_the_bot_and_no_other_with_the_marker",
-        "cli/commands/test_diff_and_comment_accepted.py::test_an_account_that_the_forge_does_not_name_edits_no_comment",
+        "cli/commands/test_diff_accepted.py::test_an_account_that_the_forge_does_not_name_edits_no_comment",
     ),
     "Text that acts": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_file_name_of_a_branch_is_a_command_of_the_ci_system",
@@ -339,7 +339,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Files of gitboot's host": (
         "publish/targets/test_folder.py::test_a_target_that_names_a_file_for_operators_is_an_error",
-        "publish/targets/test_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
+        "publish/targets/test_folder_rsync.py::test_another_host_cannot_name_a_file_of_this_host",
     ),
     # A person on the path
     "Read secrets that a machine fetches": (
@@ -367,7 +367,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Unknown hosts": (
         "git/test_remote.py::test_a_host_must_have_a_known_key",
-        "publish/targets/test_rsync.py::test_an_error_names_the_target_and_the_cause_and_no_secret",
+        "publish/targets/test_folder_rsync.py::test_an_error_names_the_target_and_the_cause_and_no_secret",
         "git/test_remote.py::test_a_certificate_must_be_trusted",
         "bmc/redfish/test_client.py::test_a_certificate_of_an_unknown_authority_or_for_another_name_is_rejected",
     ),

@@ -76,7 +76,7 @@ def _list_states() -> set[tuple[str, str]]:
     found = {(BMC, str(each)) for each in (*OperatorCondition, TaskOutcome.WAITING, TaskOutcome.STALLED)} | {
         (BMC, "Overdue")
     }
-    rules = ("condition_rules", "output_conditions", "server_conditions")
+    rules = ("condition_rules", "server_conditions")
     for node in (node for name in rules for node in _nodes(ROOT / f"gitboot/controller/{name}.py")):
         if not (isinstance(node, ast.Yield | ast.Return) and isinstance(node.value, ast.Tuple)):
             continue

@@ -30,7 +30,6 @@ from gitboot.bmc.override_state import (
 )
 from gitboot.bmc.override_steps import has_observation_changed
 from gitboot.bmc.power_steps import ResetType
-from gitboot.bmc.redfish.login import Login
 from gitboot.bmc.redfish.quirks import STANDARD, TARGET, TEMPORARY_REFUSALS, build_boot_patch, get_quirks
 from gitboot.bmc.redfish.resources import (
     Resource,
@@ -40,7 +39,14 @@ from gitboot.bmc.redfish.resources import (
     parse_secure_boot,
     parse_slot,
 )
-from gitboot.bmc.redfish.transport import MAX_REDIRECTS, BmcAdapter, ConnectionPolicy, RequestAborted, split_origin
+from gitboot.bmc.redfish.transport import (
+    MAX_REDIRECTS,
+    BmcAdapter,
+    ConnectionPolicy,
+    Login,
+    RequestAborted,
+    split_origin,
+)
 from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, OperatorError, TemporaryError
 from gitboot.http_client import tls_context
 from gitboot.text import one_line

@@ -1,4 +1,4 @@
-"""`gitboot diff`: show what commits change, and the verdict of the guards."""
+"""`gitboot diff` and `gitboot comment`: show what commits change, and post the review to a pull request."""
 
 from __future__ import annotations
 

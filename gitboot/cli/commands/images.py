@@ -1,4 +1,4 @@
-"""`gitboot images`: show each image, and the servers, streams and rollouts that use the image."""
+"""`gitboot images`, `update-images` and `rollout`: show uses of images, propose releases, and widen rollouts."""
 
 from __future__ import annotations
 

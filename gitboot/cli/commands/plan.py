@@ -1,4 +1,4 @@
-"""`gitboot plan`, `render` and `boot-script`: show what servers boot, or write their boot files."""
+"""`gitboot plan`, `explain`, `render` and `boot-script`: show, explain or write what servers boot."""
 
 from __future__ import annotations
 

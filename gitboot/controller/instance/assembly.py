@@ -1,4 +1,4 @@
-"""Assembly of an instance for a run or for a dry run."""
+"""Assembly of an instance for a run, a dry run, or a command that only reads its state."""
 
 from __future__ import annotations
 

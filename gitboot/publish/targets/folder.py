@@ -1,4 +1,4 @@
-"""Folder target: a directory on this host."""
+"""Folder targets: a directory on this host, or on another host that rsync reaches."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 from msgspec import structs
@@ -26,10 +26,14 @@ from gitboot.publish.manifest import (
     render_listing,
 )
 from gitboot.publish.manifest import SHARED as SHARED_LISTING
-from gitboot.publish.targets.sync_steps import LIST, SHARED, ServerFiles, build_server_files
-from gitboot.render.endpoint_files import ListedFile, parse_state, state_path
-from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED
+from gitboot.render.endpoint_files import ListedFile, PublishedServer, parse_state, state_path
+from gitboot.render.paths import BOOT, LIST_TIMESTAMP, SIGNED, Role
 
+SHARED: Final = ""  # this text replaces a server name for files that do not belong to a server
+LIST: Final = ".list"  # this text replaces a server name for the signed list; a server cannot have this name
+Sha256 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+# Without this pattern, anyone who can write to a target could list files outside of the folder for machines.
+BootPath = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _NEVER_CHANGES: Final = re.compile(r"\d+\.(?:snapshot|servers-[0-9a-f]{2})\.json")
 
 
@@ -42,6 +46,39 @@ class TargetFile(NamedTuple):
 
     content: bytes
     modified: int  # in seconds since 1970; a web server sends it as Last-Modified
+
+
+class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A unit of a target: the files of one server, or the files that do not belong to any server.
+
+    All files of a unit change together.
+    """
+
+    state: str  # the digest of the server's state
+    files: Mapping[BootPath, Sha256]  # sha256 by path below the output directory
+    withheld: bool = False  # whether a one-time boot was omitted, because no endpoint would record it
+
+
+def build_server_files(digest: str, state: PublishedServer) -> ServerFiles:
+    """Return the files that a target serves for one server. ``digest`` is the digest of the server's state.
+
+    `gitboot.render.boot_files` has already omitted one-time boots that copies may not serve.
+    """
+    current_versions = [versions[0] for versions in state.paths.values() if versions]
+    boots = [
+        version.writes
+        for version in current_versions
+        if version.content is not None
+        and version.role in (Role.BOOT_SCRIPT, Role.OFFER)
+        and version.writes is not None
+        and version.writes.once
+        and not version.writes.in_copies
+    ]
+    return ServerFiles(
+        digest,
+        {path: file.sha256 for path, file in state.files.items() if path.startswith(BOOT)},
+        withheld=bool(boots) and all(writes.hop is None for writes in boots),
+    )
 
 
 class TreeSummary(NamedTuple):

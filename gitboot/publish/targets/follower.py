@@ -1,4 +1,4 @@
-"""Target follower: a thread that brings a target up to date."""
+"""Target follower: parse the address of a target, and keep the target up to date in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sync steps: compare a target with the output tree, and plan the next step of its update."""
+"""Sync steps: compare a target with the output tree, plan the next step of its update, and carry it out."""
 
 from __future__ import annotations
 
@@ -16,37 +16,31 @@ from gitboot import __version__
 from gitboot.errors import ForeignTree, HostUnreachable, LockedByAnother, OperatorError, PublishError
 from gitboot.jsonio import build_json_decoder, encode_canonical
 from gitboot.publish.manifest import MANIFEST, compute_digest
-from gitboot.publish.targets.followed_tree import FollowedTree, RaceError, TargetFile, TreeSummary
-from gitboot.render.endpoint_files import ListedFile, PublishedServer
-from gitboot.render.paths import BOOT, Role, Stage, is_content, publication_stage
+from gitboot.publish.targets.followed_tree import (
+    LIST,
+    SHARED,
+    BootPath,
+    FollowedTree,
+    RaceError,
+    ServerFiles,
+    Sha256,
+    TargetFile,
+    TreeSummary,
+)
+from gitboot.render.endpoint_files import ListedFile
+from gitboot.render.paths import BOOT, Stage, is_content, publication_stage
 
 HEAD: Final = MANIFEST
 UNLISTED: Final = "ops/unlisted.json"
 CONTESTED: Final = "ops/contested.json"
 SHARDS: Final = "ops/shards/"  # the name of each shard is the digest of its content, except in a Git branch
-SHARED: Final = ""  # this text replaces a server name for files that do not belong to a server
-LIST: Final = ".list"  # this text replaces a server name for the signed list; a server cannot have this name
 MAX_RECORD_BYTES: Final = 32 << 20  # the maximum size of a file below ops/; with a million servers, a shard has 12 MiB
 _T = TypeVar("_T")
 _Number = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{2}\Z")]  # the number of a shard
-_Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-# Without this pattern, anyone who can write to a target could list files outside of the folder for machines.
-_Path = Annotated[str, msgspec.Meta(pattern=r"\Aboot(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 _ContestedPath = Annotated[str, msgspec.Meta(pattern=r"\A(?:boot|ops/shards)(?:/(?!\.{0,2}(?:/|\Z))[^/\0]+)+\Z")]
 
 
 # The types of the records
-
-
-class ServerFiles(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A unit of a target: the files of one server, or the files that do not belong to any server.
-
-    All files of a unit change together.
-    """
-
-    state: str  # the digest of the server's state
-    files: Mapping[_Path, _Digest]  # sha256 by path below the output directory
-    withheld: bool = False  # whether a one-time boot was omitted, because no endpoint would record it
 
 
 Shard = Mapping[str, ServerFiles]  # units by server
@@ -59,7 +53,7 @@ class TargetHead(Struct, frozen=True, kw_only=True):
     commit: str
     gitboot: str  # the version of gitboot
     writer: str  # the random number of the process that writes to the target
-    shards: Mapping[_Number, _Digest] = field(default_factory=dict)  # sha256 of the shards, by number
+    shards: Mapping[_Number, Sha256] = field(default_factory=dict)  # sha256 of the shards, by number
     format: Literal[1] = 1
 
 
@@ -93,7 +87,7 @@ def _build_parser(kind: type[_T], fault: str) -> Callable[[bytes], _T]:
 parse_head: Final = _build_parser(TargetHead, "the file is not a target head in format 1")
 parse_units: Final = _build_parser(dict[str, ServerFiles], "the file is not a target shard")
 # parses the list of the files at a target that are in no shard
-parse_unlisted: Final = _build_parser(frozenset[_Path], "the file is not a list of paths")
+parse_unlisted: Final = _build_parser(frozenset[BootPath], "the file is not a list of paths")
 # parses the list of the files at a target that another process may still write or remove
 parse_contested: Final = _build_parser(list[_ContestedPath], "the file is not a list of paths")
 
@@ -111,28 +105,6 @@ def render_unlisted(paths: Iterable[str]) -> bytes:
 
 
 # The content
-
-
-def build_server_files(digest: str, state: PublishedServer) -> ServerFiles:
-    """Return the files that a target serves for one server. ``digest`` is the digest of the server's state.
-
-    `gitboot.render.boot_files` has already omitted one-time boots that copies may not serve.
-    """
-    current_versions = [versions[0] for versions in state.paths.values() if versions]
-    boots = [
-        version.writes
-        for version in current_versions
-        if version.content is not None
-        and version.role in (Role.BOOT_SCRIPT, Role.OFFER)
-        and version.writes is not None
-        and version.writes.once
-        and not version.writes.in_copies
-    ]
-    return ServerFiles(
-        digest,
-        {path: file.sha256 for path, file in state.files.items() if path.startswith(BOOT)},
-        withheld=bool(boots) and all(writes.hop is None for writes in boots),
-    )
 
 
 def find_shard_number(server: str) -> str:

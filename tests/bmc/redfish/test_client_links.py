@@ -10,9 +10,8 @@ from msgspec import structs
 
 from gitboot.bmc.power_steps import ResetType
 from gitboot.bmc.redfish.client import BmcConnection
-from gitboot.bmc.redfish.login import SESSIONS_PATH
 from gitboot.bmc.redfish.quirks import QUIRKS, find_quirks
-from gitboot.bmc.redfish.transport import ConnectionPolicy, split_origin
+from gitboot.bmc.redfish.transport import SESSIONS_PATH, ConnectionPolicy, split_origin
 from gitboot.errors import BmcRejected, BmcUnreachable, LeaseLost
 from tests.helpers.bmcs import ONCE, MakeRack, Rack
 from tests.helpers.cases import for_each

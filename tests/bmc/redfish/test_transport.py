@@ -19,7 +19,7 @@ from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.bmc.override_state import BmcObservation, Override, OverrideState, WantedOverride
 from gitboot.bmc.power_steps import PowerOperation, ResetType, WantedPowerChange
-from gitboot.bmc.redfish import login
+from gitboot.bmc.redfish import transport
 from gitboot.bmc.redfish.client import BmcConnection, list_if_match_values, read_etags
 from gitboot.bmc.redfish.transport import ConnectionPolicy
 from gitboot.bmc.worker_pool import BmcPool
@@ -108,7 +108,7 @@ def test_a_bmc_whose_sessions_are_all_taken_is_still_read(rack: Rack) -> None:
 def test_a_session_that_could_not_be_opened_is_tried_again_later(
     rack: Rack, fleet: BmcPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(login, "_SESSION_RETRY_S", 0)
+    monkeypatch.setattr(transport, "_SESSION_RETRY_S", 0)
     rack.server.fault(Status(status=503), on="POST")
     list_outcomes(fleet, rack, 2)
     assert open_sessions(rack) == 0

@@ -26,7 +26,7 @@ from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
 from gitboot.publish.targets.folder import build_folder_opener
-from gitboot.publish.targets.followed_tree import FollowedTree, RaceError
+from gitboot.publish.targets.followed_tree import LIST, SHARED, FollowedTree, RaceError, ServerFiles, build_server_files
 from gitboot.publish.targets.follower import (
     BranchAddress,
     BucketAddress,
@@ -38,16 +38,12 @@ from gitboot.publish.targets.follower import (
 )
 from gitboot.publish.targets.sync_steps import (
     HEAD,
-    LIST,
-    SHARED,
-    ServerFiles,
     Shard,
     StoreTarget,
     TargetContent,
     TargetHead,
     TargetStep,
     apply_step,
-    build_server_files,
     build_target_content,
     find_shard_number,
     plan_next_step,
