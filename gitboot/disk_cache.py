@@ -16,6 +16,9 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
+# The digest of the running program
+
+
 # Libraries that read, check and encode documents and templates. Cached results depend on these libraries.
 _LIBRARIES: Final = ("jinja2", "markupsafe", "msgspec", "pygit2", "yaml")
 
@@ -46,6 +49,9 @@ def compute_program_digest() -> bytes:
         if name.endswith(("-info", ".egg")):
             digest.update(repr(name).encode())
     return digest.digest()
+
+
+# The cache
 
 
 T = TypeVar("T")

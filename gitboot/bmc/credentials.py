@@ -27,6 +27,9 @@ from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import format_names, format_suggestion
 
+# Access files
+
+
 # the access file of one set of credentials, or the default file in the directory of all credentials
 FILE: Final = "access.toml"
 AUTHORITY: Final = "ca.crt"  # the certificate of an authority, in the same folders as `FILE`
@@ -545,6 +548,9 @@ def _unmap_ipv4(address: Address) -> Address:
     """Convert an IPv4-mapped IPv6 address to an IPv4 address. Return all other addresses unchanged."""
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return mapped or address
+
+
+# Credentials
 
 
 _SHARE_USERNAME, _SHARE_PASSWORD = "media-username", "media-password"  # the login for file shares with images

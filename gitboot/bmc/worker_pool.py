@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from gitboot.bmc.redfish.transport import ResponseSample
 
 
+# Tasks
+
+
 MAX_PARALLEL: Final = 256
 MAX_PER_SITE: Final = 128
 _NOTIFY_DELAY_S: Final = 0.2  # how long gitboot waits for more results before the notification
@@ -245,6 +248,9 @@ class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
             is_probing=self.is_probing and not is_overloaded,
             best_latency_s=min(median_s, self.best_latency_s * _BEST_LATENCY_GROWTH),
         )
+
+
+# The pool
 
 
 _logger = logging.getLogger(__name__)

@@ -429,6 +429,9 @@ def parse_selector(text: str | None) -> Selector | None:
         raise UsageError(f"-l {text}: {invalid}; for example, write role=web,site!=fra1,rack,!gpu") from None
 
 
+# Ranges of commits
+
+
 _NO_TRUST: Final = TrustSettings()
 
 

@@ -51,6 +51,9 @@ from gitboot.status.conditions import REASON_SEPARATOR
 from gitboot.status.instance_status import PassedCommit
 from gitboot.text import format_count, format_names, format_omitted
 
+# Messages about a held commit
+
+
 _AFTER_GAP: Final = (
     "gitboot ignores approvals in commit messages for now, because this instance was off for a long time and its "
     "ledger may be an older copy. gitboot considers these approvals again after it accepts the newest commit"
@@ -147,6 +150,9 @@ def list_ack_lines(verdict: Verdict, reinstalls_need: ReinstallsNeed | None) -> 
     if len(list_ack_guards(verdict, reinstalls_need)) < len(verdict.holding_guards):
         return ()
     return format_ack_lines(verdict, reinstalls_need)
+
+
+# The judgement
 
 
 Merges = Sequence[tuple[Revision, Sequence[Message]]]  # each merge, with the messages of the commits that it brings

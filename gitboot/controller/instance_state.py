@@ -54,6 +54,8 @@ from gitboot.status.instance_status import (
 from gitboot.system_clock import ClockState
 from gitboot.text import format_count, printable
 
+# The acceptance of commits
+
 
 class MissingCommit(NamedTuple):
     """A commit that removed boots and is no longer on the branch. gitboot keeps withholding these boots."""
@@ -204,6 +206,9 @@ def find_untrusted_commit(acceptance: AcceptanceState) -> str | None:
     if ancestor is None or (attempted is not None and attempted.startswith(ancestor)):
         return attempted
     return ancestor
+
+
+# The state
 
 
 _MAX_SHOWN: Final = 50  # servers per list: keeps the status, which each reconcile writes, below about 50 KB

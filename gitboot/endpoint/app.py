@@ -107,6 +107,9 @@ if TYPE_CHECKING:
     from gitboot.endpoint.tls import Certificate, HandshakeFailure
 
 
+# Unknown machines
+
+
 INVENTORY_PATH: Final = "/v1/inventory"
 MAX_INVENTORIES_PER_ADDRESS: Final = 60  # the limit per minute for one address; a whole rack may share an address
 _MAX_INVENTORIES: Final = 600  # the limit per minute for all addresses together
@@ -171,6 +174,9 @@ class UnknownMachineHandler:
             self.recorder.add(unknown_machine)
 
 
+# Static files
+
+
 class StaticFolder:
     """Serves the files below a folder. If a path or a symlink leads outside the folder, the response is 404."""
 
@@ -218,6 +224,9 @@ def find_missing_file(boot_folder: Path, assets: Path | None, needed_file: Neede
     if needed_file.size not in (None, size_bytes):
         return f"{needed_file.path} has {size_bytes} bytes, but the image states {needed_file.size}"
     return None
+
+
+# The application
 
 
 _logger = logging.getLogger(__name__)

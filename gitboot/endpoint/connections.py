@@ -24,6 +24,9 @@ from gitboot.endpoint.access_control import FORWARDED_HEADERS, OperatorAccess
 from gitboot.fetchlog.log_entries import get_client_network
 from gitboot.render import paths
 
+# Replies
+
+
 Header = tuple[bytes, bytes]
 FOR_A_YEAR: Final = paths.FOR_A_YEAR.encode()
 REVALIDATED: Final = paths.REVALIDATED.encode()
@@ -127,6 +130,9 @@ RETRY_LATER: Final = _build_comment_reply(503, (b"retry-after", b"5"))
 def matches_etag(if_none_match: bytes, etag: bytes) -> bool:
     """Return whether an If-None-Match list contains ``etag``, by weak comparison (RFC 9110, 13.1.2)."""
     return if_none_match == b"*" or etag in (tag.strip().removeprefix(b"W/") for tag in if_none_match.split(b","))
+
+
+# Connections and their limits
 
 
 # ASGI extensions: functions that return whether the client has closed the connection, or has received all data

@@ -284,6 +284,9 @@ def _read_setting(ours: pygit2.Repository, name: str) -> str | None:
     return str(ours.config[name]) if name in ours.config else None
 
 
+# Steps of a fetch
+
+
 # The maximum time without progress, which equals the limit for a stage of a reconcile (docs/reference/limits.md).
 WORK_TIMEOUT_S: Final = 120.0
 MIN_RATE: Final = 1 << 10  # in bytes per second; the value is from curl's manual for --speed-limit
@@ -378,6 +381,9 @@ def report_steps_to(report: ReportStep) -> Iterator[None]:
         yield
     finally:
         _steps.reset(token)
+
+
+# Objects
 
 
 MAX_TREE_BYTES: Final = 64 * 1024 * 1024  # the maximum size of a tree object, which gitboot reads into memory

@@ -297,6 +297,9 @@ def may_be_cached(cache_control: str) -> bool:
     return directives.isdisjoint({"no-store", "no-cache", "max-age=0"})
 
 
+# Mirrors
+
+
 # if gitboot no longer publishes a kind of path, it checks this kind for at least so many identities
 SAMPLE_SIZE: Final = 100
 _CHUNK_BYTES: Final = 1 << 20

@@ -507,6 +507,9 @@ def _parse_tree_head(data: bytes) -> Head | None:
         return None
 
 
+# The files of a mirror's host
+
+
 PROGRAM: Final = "gitboot-mirror.py"
 KEY: Final = "root.pub"
 _NAME: Final = "gitboot-mirror"

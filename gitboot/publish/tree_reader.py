@@ -503,6 +503,9 @@ def _read_shard(disk: Disk, path: str) -> Shard | None:
     return None
 
 
+# The stop file
+
+
 STOP_FILE: Final = "stopped.json"
 _TYPE: Final = "InstallsAllowed"  # the type of the condition that a stop makes false
 

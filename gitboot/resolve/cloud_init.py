@@ -465,6 +465,9 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         yield _Part(name, type.lower(), content, 0, {str(key).lower(): str(value) for key, value in headers.items()})
 
 
+# Templates of cloud-init
+
+
 @pass_context
 def _return_value(_: Context, value: object) -> object:
     return value

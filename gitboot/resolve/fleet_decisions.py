@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from gitboot.resolve.boot_composition import Composer
 
 
+# Checks of documents
+
+
 # A file system accepts names of at most 255 bytes, and the mirror program writes the file .NAME.json.gitboot.
 _MAX_SERVER_NAME: Final = 255 - len("..json.gitboot")
 # The node labels that kubelet accepts. Sources: kubernetes/staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go
@@ -190,6 +193,9 @@ def find_placeholder_digests(repository: FleetRepository) -> Iterator[Problem]:
                 hint=Code.PLACEHOLDER_DIGEST.hint,
                 severity=Severity.WARNING,
             )
+
+
+# Decisions
 
 
 class DecidedServer(NamedTuple):

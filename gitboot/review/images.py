@@ -42,6 +42,8 @@ from gitboot.review.document_changes import (
 from gitboot.review.rendered_diffs import hide_secret_lines
 from gitboot.text import format_count, format_names, printable, version_key
 
+# Sources of images
+
 
 class FileSigner(Struct, frozen=True, kw_only=True):
     """The trusted key that signed a file."""

@@ -51,6 +51,9 @@ from gitboot.errors import BmcBusy, BmcChanged, BmcRejected, BmcUnreachable, Ope
 from gitboot.http_client import tls_context
 from gitboot.text import one_line
 
+# ETags
+
+
 ANY_ETAG: Final = "*"  # a value of If-Match that matches any state of the resource (RFC 9110, 13.1.1)
 
 
@@ -91,6 +94,9 @@ def list_if_match_values(etags: Iterable[str]) -> Iterator[str | None]:
     known = tuple(etags)
     yield from dict.fromkeys(format_etag(etag) for format_etag in _ETAG_FORMS for etag in known)
     yield from (ANY_ETAG, None) if known else (None, ANY_ETAG)
+
+
+# The client
 
 
 _ROOT: Final = "/redfish/v1/"

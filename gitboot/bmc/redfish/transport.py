@@ -37,6 +37,9 @@ from gitboot.http_client import (
 )
 from gitboot.text import redact_url
 
+# Login
+
+
 # The path of the sessions, without a trailing slash (DSP0266 13.3.4.2). A POST to this path creates only sessions.
 SESSIONS_PATH: Final = "/redfish/v1/SessionService/Sessions"
 _TOKEN_HEADER: Final = "X-Auth-Token"  # noqa: S105 - the header's name
@@ -233,6 +236,9 @@ def _parse_path(link: str) -> str:
         return urlsplit(link).path
     except ValueError:
         return ""
+
+
+# The connection
 
 
 # the limit for all requests of a task together, which is enough for 30 requests of 10 s each

@@ -430,6 +430,9 @@ def _format_next_steps(review: Review) -> Iterator[str]:
     yield f"    {review.approval}"
 
 
+# gitboot comment
+
+
 def _parse_folder(_: click.Context, __: click.Parameter, text: str | None) -> str:
     from gitboot.git.repository import parse_subpath
 

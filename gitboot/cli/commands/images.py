@@ -222,6 +222,9 @@ def _format_next_servers(joining: Sequence[JoiningServers]) -> Iterator[tuple[st
         yield percent, str(len(servers)), format_names(servers, _MAX_NAMES)
 
 
+# gitboot update-images
+
+
 _PREFIX: Final = "gitboot/update-"
 
 
@@ -364,6 +367,9 @@ def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
         if update.commit is None and update.document:
             yield ""
             yield update.document
+
+
+# gitboot rollout
 
 
 class PercentListType(click.ParamType[tuple[int, ...]]):

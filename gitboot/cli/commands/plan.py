@@ -453,6 +453,9 @@ def _check_output_directory(out: Path, fleet: Path) -> None:
         raise UsageError(f"{out} contains files that gitboot did not write: {format_names(others, 3)}; {hint}")
 
 
+# gitboot explain
+
+
 _KINDS: Final = (
     "Fleet",
     "Server",

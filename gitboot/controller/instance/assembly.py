@@ -677,6 +677,9 @@ def _check_storage(settings: Settings, tell: Tell, clock: Clock) -> None:
         check_output_directory(settings.output, settings.accepted_filesystems, warn, state=settings.state)
 
 
+# The state of an instance that may be stopped
+
+
 class OfflineInstance(Struct, frozen=True, kw_only=True):
     """The state of an instance, which may be stopped: its accepted commit, its records, and its keys."""
 

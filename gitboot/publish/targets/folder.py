@@ -164,6 +164,9 @@ def _raise_unless_absent(error: OSError) -> None:
         raise error
 
 
+# Folders that rsync reaches
+
+
 MAX_SERVERS: Final = 1000  # servers in one step; a step takes about 20 connections for any number of servers
 _CONNECT_S: Final = 10
 _SILENCE_S: Final = 60  # a copy fails if no byte from the other host arrives for this long

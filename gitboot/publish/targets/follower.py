@@ -295,6 +295,9 @@ class Followers:
                 follower.end()
 
 
+# Addresses of targets
+
+
 _GIT: Final = "git+"
 _SETTINGS: Final = {  # by the kind of target
     _GIT: {"ca-bundle", "credentials", "known-hosts", "serves", "ssh-key"},

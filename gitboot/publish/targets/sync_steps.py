@@ -346,6 +346,9 @@ def apply_step(target_content: TargetContent, step: TargetStep) -> TargetContent
     )
 
 
+# Targets that are stores of files
+
+
 _MAX_CONTESTED: Final = 20_000  # each `load` reads these files; a step has about 2,000 scripts, or 10,000 with rsync
 _MAX_SHARDS_BYTES: Final = 1 << 30  # the maximum size of all shards of a target together
 # the number of servers in one step; with small steps, the end of a window does not wait for the whole fleet
