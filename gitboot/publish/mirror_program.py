@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Mirror program: copy a published tree to a host without gitboot, verify its signed list, and end maintenance windows.
 
-`mirror_host.join_program` builds the file for a mirror by replacing the import of the signed list reader with its
+`mirror_repair.join_program` builds the file for a mirror by replacing the import of the signed list reader with its
 source. The program must run on Python 3.6, so both modules import only the standard library. It copies with rsync.
 """
 

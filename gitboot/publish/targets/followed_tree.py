@@ -13,7 +13,6 @@ import msgspec
 from msgspec import structs
 
 from gitboot.errors import TemporaryError
-from gitboot.files import ABSENT
 from gitboot.jsonio import encode_canonical
 from gitboot.publish.manifest import (
     MANIFEST,
@@ -95,7 +94,6 @@ class _EndedServer(NamedTuple):
     digest: str  # the digest of the server's state in the manifest
     number: int  # from `FollowedTree.ended_servers`
     files: ServerFiles  # its state is the digest of these files
-    fault: str | None = None  # why a file cannot be read; then `files` is empty
 
 
 class FollowedTree:
@@ -106,8 +104,6 @@ class FollowedTree:
         # nodes by name: the digest, and the servers below the node
         self._nodes: dict[str, tuple[str, dict[str, str]]] = {}
         self._list: dict[str, str] = {}  # sha256 by path of the files of the signed list
-        self._list_fault: str | None = None  # why the signed list cannot be read
-        self._unreadable_paths: set[str] = set()  # the paths that `read_file` could not read
         # the digest of the listing of files that belong to no server, and the boot files in it
         self._shared_listing: tuple[str, dict[str, ListedFile]] = "", {}
         # The servers whose windows ended in the tree after the last publication. Their files differ from their
@@ -126,7 +122,7 @@ class FollowedTree:
     def _read_summary_once(self) -> TreeSummary | None:
         # Read the list before the manifest. Otherwise a target could receive a newer list before the files that the
         # list names.
-        self._list, self._list_fault = self._digest_list_files()
+        self._list = self._digest_list_files()
         try:
             data = (self._root / MANIFEST).read_bytes()
             head = parse_head(data)
@@ -141,9 +137,7 @@ class FollowedTree:
         if head.shared is not None:
             self._read_shared_listing(head.shared)
             states[SHARED] = compute_digest(render_listing(self._shared_listing[1]))
-        if self._list_fault is not None:
-            states[LIST] = ""  # a target never has this state, so that the list stays outdated until it is readable
-        elif self._list:
+        if self._list:
             states[LIST] = compute_digest(encode_canonical(self._list))
         return TreeSummary(commit=head.origin.commit, manifest=compute_digest(data), states=states)
 
@@ -166,24 +160,24 @@ class FollowedTree:
             boot_files = {path: file for path, file in listed.items() if path.startswith(BOOT)}
             self._shared_listing = digest, boot_files
 
-    def _digest_list_files(self) -> tuple[dict[str, str], str | None]:
-        """Return the sha256 of each file in the signed list by path, except for the listings of servers, and a fault.
+    def _digest_list_files(self) -> dict[str, str]:
+        """Return the sha256 of each file in the signed list by path, except for the listings of servers.
 
         Bins and snapshots have a version in their names and never change, so the method reads them once. Root metadata
-        can change, because gitboot uses the same file names again after a new root key was made. If a file is missing
-        or unreadable, the first value is the result of the last call, so that targets keep their lists.
+        can change, because gitboot uses the same file names again after a new root key was made. Raises `RaceError` if
+        a publication is in progress.
         """
-        digests: dict[str, str] = {}
+        digests = {}
         try:
             for file in sorted((self._root / SIGNED).iterdir()):
                 path = f"{SIGNED}{file.name}"
                 if file.suffix == ".json":
                     is_known = path in self._list and _NEVER_CHANGES.fullmatch(file.name) is not None
                     digests[path] = self._list[path] if is_known else compute_digest(file.read_bytes())
-        except OSError as error:
-            if not isinstance(error, FileNotFoundError) or self.has_file(LIST_TIMESTAMP):
-                return self._list, f"{error.filename}: {error.strerror}"
-        return digests if LIST_TIMESTAMP in digests else {}, None
+        except FileNotFoundError as error:
+            if (self._root / LIST_TIMESTAMP).exists():
+                raise RaceError(f"{SIGNED} is being published") from error
+        return digests if LIST_TIMESTAMP in digests else {}
 
     def _read_ended_servers(self, states: Mapping[str, str]) -> dict[str, _EndedServer]:
         ended: dict[str, _EndedServer] = {}
@@ -199,26 +193,21 @@ class FollowedTree:
 
         ``digest`` is the digest of the server's state in the manifest. An interrupted publication may already have
         replaced the state, but then it also wrote all content that the scripts of the server refer to. If there is no
-        state, return the result of the last call. Raises `RaceError`.
+        usable state, or a file cannot be read, return the result of the last call. Raises `RaceError`.
         """
         before = self._ended.get(server)
-        if before is not None and (before.digest, before.number, before.fault) == (digest, number, None):
+        if before is not None and (before.digest, before.number) == (digest, number):
             return before
         path = self._root / state_path(server)
         try:
             data = path.read_bytes()
             published = build_server_files(digest, parse_state(data))
-            existing_paths = [name for name in published.files if self.has_file(name)]
+            existing_paths = [name for name in published.files if (self._root / name).is_file()]
             files = {name: compute_digest((self._root / name).read_bytes()) for name in existing_paths}
             if path.read_bytes() != data:  # gitboot may have read scripts of the new state
                 raise RaceError(f"{path} is being published")
-        # An error here must not keep the windows of other servers open.
-        except OSError as error:
-            if isinstance(error, FileNotFoundError) and error.filename == str(path):
-                return before
-            return _EndedServer(digest, number, ServerFiles("", {}), f"{error.filename}: {error.strerror}")
-        except ValueError:
-            return _EndedServer(digest, number, ServerFiles("", {}), f"{path} is damaged")
+        except (OSError, ValueError):  # an error here must not keep the windows of other servers open
+            return before
         served = structs.replace(published, files=files)
         state = compute_digest(encode_canonical(msgspec.to_builtins(served)))
         return _EndedServer(digest, number, structs.replace(served, state=state))
@@ -228,22 +217,11 @@ class FollowedTree:
 
         ``digest`` is the digest of the server's state.
         """
-        server_files = self._read_server_files(server, digest)
-        for path in sorted(self._unreadable_paths & server_files.files.keys()):
-            self._read_file(path, server_files.files[path])
-            self._unreadable_paths.discard(path)
-        return server_files
-
-    def _read_server_files(self, server: str, digest: str) -> ServerFiles:
         if server == LIST:
-            if self._list_fault is not None:
-                raise RaceError(self._list_fault)
             return ServerFiles(digest, self._list)
         if server == SHARED:
             return ServerFiles(digest, {path: file.sha256 for path, file in self._shared_listing[1].items()})
         if (ended := self._ended.get(server)) is not None:
-            if ended.fault is not None:
-                raise RaceError(ended.fault)
             return ended.files
         return build_server_files(digest, parse_state(self._read_part(state_path(server), digest)))
 
@@ -254,16 +232,10 @@ class FollowedTree:
         except RaceError:
             self._list.pop(path, None)  # somebody replaced the file, although its name may contain a version
             self._ended = {}
-            self._unreadable_paths.add(path)
             raise
 
     def has_file(self, path: str) -> bool:
-        """Return whether the tree has a file, which may be unreadable."""
-        try:
-            os.lstat(self._root / path)
-        except OSError as error:
-            return error.errno not in ABSENT
-        return True
+        return (self._root / path).is_file()
 
     def _read_part(self, path: str, digest: str) -> bytes:
         return self._read_file(path, digest).content

@@ -224,8 +224,7 @@ class Follower:
             self._target_content = None  # if `apply` fails, the next attempt reads the target again
             self._target.apply(step, target_content, self._tree)
             self._target_content = apply_step(target_content, step)
-            if not step.omits_servers:
-                self._race_count = 0
+            self._race_count = 0
             summary = self._tree.read_summary()
         return summary
 

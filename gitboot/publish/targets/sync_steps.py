@@ -151,7 +151,6 @@ class TargetStep(Struct, frozen=True, kw_only=True):
     removed: tuple[str, ...]  # sorted
     shards: Mapping[str, bytes]  # the changed shards by number; empty: the shard is removed
     units: Mapping[str, ServerFiles | None]  # the changed servers; None: the server is gone
-    omits_servers: bool  # whether the step omits servers whose files cannot be read
     unverified: frozenset[str]  # paths that are unverified until the head is written
     # paths that stay on the target after the step although no shard lists them, or whose files stay unverified
     unlisted_paths: frozenset[str]
@@ -176,8 +175,6 @@ def plan_next_step(
     - servers that were removed
     - the signed list, which contains all files
 
-    The step omits servers whose files cannot be read. Raises `RaceError` if the step would be empty therefore.
-
     Unused content stays on the target as long as it stays in the tree. A path that moves to another server stays until
     that server is updated.
     """
@@ -186,10 +183,11 @@ def plan_next_step(
     is_current = not outdated and target_content.head.commit == summary.commit
     if is_current and all(map(tree.has_file, target_content.unlisted_paths)):
         return None
-    units, errors = _read_units(tree, summary, outdated, urgent_servers, max_servers)
-    if errors and not units:
-        raise errors[0]
-    update = _update_shards(read_shard, units)
+    chosen = outdated
+    if max_servers is not None:
+        urgent = [server for server in outdated if server in urgent_servers]
+        chosen = (urgent or outdated)[:max_servers]
+    update = _update_shards(tree, summary, read_shard, chosen)
     shards, new_files = update.shards, update.new_files
 
     obsolete_paths = (update.old_files.keys() | target_content.unlisted_paths) - new_files.keys()
@@ -202,7 +200,7 @@ def plan_next_step(
     kept_paths = existing_paths - (moved_paths - target_content.unlisted_paths)
 
     # The files of removed servers that later steps update may still exist at their paths.
-    waiting_servers = (target_content.servers - summary.states.keys()).intersection(outdated).difference(units)
+    waiting_servers = (target_content.servers - summary.states.keys()).intersection(outdated).difference(chosen)
     waiting_paths: set[str] = set()
     for number in sorted({find_shard_number(server) for server in waiting_servers}):
         shard = shards[number] if number in shards else read_shard(number)
@@ -222,15 +220,14 @@ def plan_next_step(
             target_content.head,
             commit=summary.commit,
             # The version changes when no files of another version are left.
-            gitboot=__version__ if len(units) == len(outdated) else target_content.head.gitboot,
+            gitboot=__version__ if chosen == outdated else target_content.head.gitboot,
             shards=dict(sorted(digests.items())),
         ),
         placed=placed,
         new_paths=frozenset(placed.keys() - update.old_files.keys() - target_content.unlisted_paths - waiting_paths),
         removed=tuple(sorted(obsolete_paths - existing_paths)),
         shards=rendered,
-        units=units,
-        omits_servers=bool(errors),
+        units=update.units,
         unverified=target_content.unlisted_paths | placed.keys() | obsolete_paths,
         unlisted_paths=frozenset(kept_paths),
     )
@@ -257,45 +254,20 @@ def _sort_outdated_servers(
     return sorted(find_outdated_servers(summary, target_content), key=sort_key)
 
 
-def _read_units(
-    tree: FollowedTree,
-    summary: TreeSummary,
-    outdated: Iterable[str],
-    urgent_servers: Collection[str],
-    max_servers: int | None,
-) -> tuple[dict[str, ServerFiles | None], list[RaceError]]:
-    """Return the files of the servers that the next step updates, and an error for each server that it omits.
-
-    The files are None if the server is gone. If the files of a server cannot be read, the step omits the server, so
-    that the windows of other servers end. It also omits the signed list then, because the list contains all files.
-    """
-    units: dict[str, ServerFiles | None] = {}
-    errors: list[RaceError] = []
-    for server in outdated:
-        follows_urgent = server not in urgent_servers and next(iter(units), None) in urgent_servers
-        if max_servers is not None and (len(units) == max_servers or follows_urgent):
-            break
-        if server == LIST and errors:
-            break
-        try:
-            state = summary.states.get(server)
-            units[server] = tree.read_server_files(server, state) if state is not None else None
-        except RaceError as error:
-            errors.append(error)
-    return units, errors
-
-
 class _ShardUpdate(NamedTuple):
     """The shards of the servers that a step updates, and the files of these servers."""
 
     shards: dict[str, dict[str, ServerFiles]]  # the complete shards after the step, by number
+    units: dict[str, ServerFiles | None]  # the updated servers; None: the server is gone
     old_files: dict[str, str]  # sha256 by path, before the step
     new_files: dict[str, str]  # sha256 by path, after the step
 
 
-def _update_shards(read_shard: Callable[[str], Shard], units: Mapping[str, ServerFiles | None]) -> _ShardUpdate:
-    update = _ShardUpdate({}, {}, {})
-    for server, new_unit in units.items():
+def _update_shards(
+    tree: FollowedTree, summary: TreeSummary, read_shard: Callable[[str], Shard], servers: Iterable[str]
+) -> _ShardUpdate:
+    update = _ShardUpdate({}, {}, {}, {})
+    for server in servers:
         number = find_shard_number(server)
         if number not in update.shards:
             update.shards[number] = {**read_shard(number)}
@@ -303,8 +275,10 @@ def _update_shards(read_shard: Callable[[str], Shard], units: Mapping[str, Serve
         old_unit = shard.pop(server, None)
         if old_unit is not None:
             update.old_files.update(old_unit.files)
-        if new_unit is not None:
-            shard[server] = new_unit
+        update.units[server] = None
+        if server in summary.states:
+            new_unit = tree.read_server_files(server, summary.states[server])
+            update.units[server] = shard[server] = new_unit
             update.new_files.update(new_unit.files)
     return update
 

@@ -26,7 +26,7 @@ from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
 from gitboot.publish.targets.folder import build_folder_opener
-from gitboot.publish.targets.followed_tree import LIST, SHARED, FollowedTree, RaceError, ServerFiles, build_server_files
+from gitboot.publish.targets.followed_tree import FollowedTree, RaceError, ServerFiles, build_server_files
 from gitboot.publish.targets.follower import (
     BranchAddress,
     BucketAddress,
@@ -362,30 +362,6 @@ def test_files_of_an_ended_window_that_change_during_a_read_are_read_again(tmp_p
     assert tree.read_file(script, tree.read_server_files(server, glance.states[server]).files[script]).content
 
 
-def test_an_unreadable_script_of_an_ended_window_keeps_no_other_window_open(tmp_path: Path) -> None:
-    publish(tmp_path, fleet(1))
-    tree, names = FollowedTree(tmp_path), [f"server-52-54-00-00-00-{number:02x}" for number in range(2)]
-    glance = tree.read_summary()
-    assert glance is not None
-    units = {server: tree.read_server_files(server, state) for server, state in glance.states.items()}
-    head = TargetHead(ledger="ours", commit=glance.commit, gitboot=__version__, writer="")
-    content = build_target_content(head, [units], (), gitboot=__version__)
-    broken, script = (tmp_path / ENTRY.format(number) for number in range(2))
-    broken.unlink()
-    broken.symlink_to(broken.name)
-    script.write_text("#!ipxe\necho the window ended\n")
-    tree.ended_servers, tree.urgent_servers = dict.fromkeys(names, 1), frozenset(names)
-    glance = tree.read_summary()
-    assert glance is not None
-    step = plan_next_step(tree, glance, content, lambda _: units, 99)
-    assert step is not None
-    assert step.units.keys() == {names[1]}
-    assert step.placed.keys() == {ENTRY.format(1)}
-    with pytest.raises(RaceError, match=f"{broken.name}: Too many levels of symbolic links"):
-        plan_next_step(tree, glance, apply_step(content, step), lambda _: units, 99)
-    assert tree.has_file(ENTRY.format(0)), "a target keeps a file that it may need"
-
-
 def test_a_target_stays_empty_without_a_publication(tmp_path: Path) -> None:
     assert FollowedTree(tmp_path).read_summary() is None
 
@@ -515,51 +491,6 @@ def test_a_file_that_stays_changed_is_named_and_is_tried_again_when_it_is_restor
             "If Published is true and another program changed the file, delete it and restart gitboot run",
         )
         file.write_bytes(content)
-        followers.retry_now()
-        followers.wait(60)
-        assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
-
-
-class ReadingTarget(MemoryTarget):
-    def apply(self, step: TargetStep, before: TargetContent, tree: FollowedTree) -> None:
-        for path, digest in step.placed.items():
-            tree.read_file(path, digest)
-        super().apply(step, before, tree)
-
-
-@for_each(
-    ("path", "outdated"),
-    [
-        ("boot/signed/1.root.json", {LIST}),
-        ("boot/signed/timestamp.json", {LIST}),
-        ("ops/servers/server-52-54-00-00-00-01.json", {LIST, "server-52-54-00-00-00-01"}),
-        (ENTRY.format(1), {LIST, "server-52-54-00-00-00-01"}),
-        ("boot/boot.ipxe", {LIST, SHARED}),
-    ],
-)
-@pytest.mark.parametrize("is_loop", [True, False])
-def test_a_file_that_cannot_be_read_is_named_and_keeps_nothing_else_outdated(
-    out: Path, monkeypatch: pytest.MonkeyPatch, path: str, outdated: set[str], is_loop: bool
-) -> None:
-    monkeypatch.setattr("gitboot.publish.targets.follower._SOON_S", 0.001)
-    (out / "boot/signed").mkdir(exist_ok=True)
-    for name in ("1.root.json", "timestamp.json"):
-        (out / "boot/signed" / name).write_text(name)
-    content = (out / path).read_bytes()
-    (out / path).unlink()
-    (out / path).symlink_to((out / path).name if is_loop else "missing")
-    memory_target = ReadingTarget(max_servers=99)
-    with Followers([one := follower(out, memory_target)]).running() as followers:
-        followers.publish()
-        assert eventually(lambda: one.target_status.failure is not None)
-        assert one.target_status.failure is not None
-        kind, message = one.target_status.failure
-        assert (kind, f"{path}: " in message) == ("FileChanged", True), message
-        written = {server for step in memory_target.steps for server in step.units}
-        assert {*written, *outdated} == {SHARED, LIST, *(f"server-52-54-00-00-00-{number:02x}" for number in range(3))}
-        assert written.isdisjoint(outdated)
-        (out / path).unlink()
-        (out / path).write_bytes(content)
         followers.retry_now()
         followers.wait(60)
         assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
