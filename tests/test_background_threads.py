@@ -34,7 +34,7 @@ PLAIN_THREADS = {
     "publish/targets/s3.py",  # it lists once, and the caller raises the error
 }
 # Modules that may speak HTTP: the client, and sushy's transport. Names of errors and statuses do not count.
-HTTP_MODULES = {"http_client.py", *(f"bmc/redfish/{name}.py" for name in ("client", "login", "transport"))}
+HTTP_MODULES = {"http_client.py", *(f"bmc/redfish/{name}.py" for name in ("client", "transport"))}
 HTTP_LIBRARIES = r"^ *(?:import|from) (?:urllib3|requests|httpx|aiohttp|urllib\.request|http\.client)\b"
 
 

@@ -366,7 +366,7 @@ def test_packs_are_merged_without_loss(work: WorkTree, state: Path, monkeypatch:
 @pytest.fixture
 def small_file_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """16 MiB are 1,000 bytes."""
-    for module in ("object_copies", "snapshots"):
+    for module in ("repository", "snapshots"):
         monkeypatch.setattr(f"gitboot.git.{module}.MAX_FILE_BYTES", 1000)
 
 

@@ -248,30 +248,35 @@ def access_files(state: Path, credentials: Path | None) -> None:
     "--consumed",
     "resolution",
     flag_value="consumed",
+    allow_from_autoenv=False,
     help="The machine booted from the override. gitboot does not set it again (condition NeedsOperator).",
 )
 @click.option(
     "--not-set",
     "resolution",
     flag_value="not-set",
+    allow_from_autoenv=False,
     help="The override was never set. gitboot sets it if the plan still wants it (condition NeedsOperator).",
 )
 @click.option(
     "--same",
     "resolution",
     flag_value="same",
+    allow_from_autoenv=False,
     help="The machine at the BMC is SERVER, although it shows another identity (condition AnotherMachine).",
 )
 @click.option(
     "--replace",
     "resolution",
     flag_value="replace",
+    allow_from_autoenv=False,
     help="gitboot may replace an override that someone else set (condition ForeignOverride).",
 )
 @click.option(
     "--back",
     "resolution",
     flag_value="back",
+    allow_from_autoenv=False,
     help="SERVER is in service again, although its BMC did not confirm it (condition PowerWavesRunning).",
 )
 @click.option(

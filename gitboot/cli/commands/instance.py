@@ -112,13 +112,16 @@ def events_command(
             shown = shown[max(len(shown) - tail, 0) :]
         for output in outputs:
             output.write_lines(_format_event(event, output.format) for event in shown)
-        last_number = max((number for number, _ in events), default=0)
-        while follow and has_reader():
-            time.sleep(_POLL_S)
-            for number, event in instance_tables.read_numbered_events(ledger, last_number):
-                last_number = number
-                if _concerns_server(event, server) and _is_since(event, since):
-                    outputs[0].write_lines([_format_event(event, outputs[0].format)])
+    last_number = max((number for number, _ in events), default=0)
+    while follow and has_reader():
+        time.sleep(_POLL_S)
+        # Open the ledger each time: if STATE is read-only, an open ledger would not show later events.
+        with open_for_reading(state / LEDGER) as ledger:
+            new_events = list(instance_tables.read_numbered_events(ledger, last_number))
+        for number, event in new_events:
+            last_number = number
+            if _concerns_server(event, server) and _is_since(event, since):
+                outputs[0].write_lines([_format_event(event, outputs[0].format)])
 
 
 def _concerns_server(event: Mapping[str, Any], server: str | None) -> bool:
@@ -442,7 +445,7 @@ def allow_installs_command(state: Path) -> None:
             scope_after = find_stop_scope(without_stop, commit, snapshot.facts.orders)
             names = find_released_servers(commit, snapshot, at, scope_before, scope_after)
     except (HeldByAnother, LedgerLeft) as error:  # gitboot still removes the stop of the endpoints on this host
-        for message in apply_to_folders(folders, remove_stop_file):
+        for message in list(apply_to_folders(folders, remove_stop_file)):
             click.echo(f"gitboot: {message}", err=True)
         click.echo(
             f"gitboot: the endpoints on this host serve boots again, but the ledger still records the stop: {error}",

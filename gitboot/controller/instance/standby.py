@@ -337,11 +337,9 @@ class _Follower:
         self._ended = threading.Event()
         self._source: Source | None = None  # None: the branch is unknown, or its clone could not be opened
         self._commit: Commit | None = None  # the last evaluated commit
-
-    @property
-    def is_fleet_large(self) -> bool:
-        """Whether the fleet is so large that a prepared tree is needed."""
-        return self._commit is not None and len(self._commit.decisions.servers) >= MIN_SERVERS
+        # Whether the fleet is so large that a prepared tree is needed. This stays true if the fleet shrinks, so that
+        # the standby handles the end of a preparation that has begun.
+        self.is_fleet_large = False
 
     def run(self) -> None:
         """Follow until `end` is called. Errors are ignored, and the work is repeated."""
@@ -358,6 +356,8 @@ class _Follower:
             with suppress(GitbootError):
                 if accepted is not None:
                     self._evaluate(Revision(accepted))
+            if self._commit is not None and len(self._commit.decisions.servers) >= MIN_SERVERS:
+                self.is_fleet_large = True
             self._wake_event.wait(self._settings.poll_s)
 
     def end(self) -> None:

@@ -306,6 +306,8 @@ def require_active(directory: Path) -> None:
 
 # Access rights
 
+_OTHERS_MASK: Final = 0o007  # the rights of others; the group keeps its rights
+
 
 @contextmanager
 def make_private(directory: Path) -> Iterator[None]:
@@ -321,7 +323,7 @@ def make_private(directory: Path) -> Iterator[None]:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Others have no access. A group that shares the directory has full access.
-        mask = 0o007 if _is_shared(directory.stat()) else 0o077
+        mask = _OTHERS_MASK if _is_shared(directory.stat()) else 0o077
         _check_has_only_own_files(directory, mask)
         _restrict_access(directory, directory.stat(), mask)
         for path in (directory / name for name in _NAMES):
@@ -351,8 +353,8 @@ def _check_has_only_own_files(directory: Path, mask: int) -> None:
     if is_foreign and stat.S_IMODE(directory.stat().st_mode) & mask:
         raise UsageError(
             f"{directory} contains {quote_words(min(names))}, which gitboot did not create: use a directory that "
-            f"contains only the state of this instance. If no other program uses {directory}, run chmod 700 "
-            f"{quote_words(directory)}"
+            f"contains only the state of this instance. If no other program uses {directory}, run "
+            f"{quote_words('chmod', 'o=' if mask == _OTHERS_MASK else '700', directory)}"
         )
 
 
