@@ -254,7 +254,7 @@ COMMANDS: Final = {  # by the module that prints it, and a word where it prints 
     "plan": "plan {work} --records fresh",
     "plan --timeline": "plan {work} --timeline {server}",
     "plan explain": "explain {server} --path {work}",
-    "explain KIND": "explain Server",
+    "plan explain KIND": "explain Server",
     "images": "images {work} --records fresh",
     "new": "new image --path {work}",
     "history": "history {server} --path {work}",
