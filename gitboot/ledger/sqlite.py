@@ -148,15 +148,12 @@ class SqliteDatabase(Database):
 class ReadOnlySqlite(SqliteDatabase):
     """A ledger file opened for reading only, without checks or migrations.
 
-    Readers and writers do not block each other. SQLite creates files beside the ledger even for reading. If that is not
-    possible, and no process has the ledger open, SQLite reads only the file.
+    Readers and writers do not block each other. SQLite creates files beside the ledger even for reading.
     """
 
     def _open(self) -> sqlite3.Connection:
-        is_unused = not any(os.path.exists(f"{self.path}{suffix}") for suffix in ("-wal", "-shm"))
-        mode = "mode=ro&immutable=1" if is_unused and not os.access(self.path.parent, os.W_OK) else "mode=ro"
         with self.reading():
-            return sqlite3.connect(f"{self.path.absolute().as_uri()}?{mode}", uri=True)
+            return sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def back_up(path: Path, target: Path) -> None:

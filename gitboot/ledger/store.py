@@ -97,7 +97,7 @@ class PostgresAddress(Struct, frozen=True, kw_only=True):
     @property
     def schema(self) -> str | None:
         """The first schema in the URL's search path, or None if the URL does not set a search path."""
-        parameters = dict(parse_qsl(urlsplit(self.url).query))
+        parameters = dict(parse_qsl(self.url.partition("?")[2]))
         schemas = _SEARCH_PATH.findall(parameters.get("options", ""))
         return str(schemas[-1]).replace('"', "").replace("\\", "") if schemas else None
 

@@ -31,7 +31,7 @@ from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Approval, Heartbeat, Suspension, WithheldBoots
-from gitboot.ledger.open_ledger import copy_ledger, open_for_reading, open_ledger, set_ledger_aside
+from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_ledger_aside
 from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import PendingObservation
 from gitboot.ledger.store import Store
@@ -998,15 +998,3 @@ def test_a_copy_is_complete_and_leaves_no_temporary_files(tmp_path: Path, left: 
     with open_ledger(copy) as copied:
         assert instance_tables.read_facts(copied).accepted == ("decade" if left == "in use" else "c0ffee")
         assert set(server_tables.read_records(copied)) == {WEB01}
-
-
-def test_a_reader_needs_no_right_to_write_beside_a_ledger_that_nobody_uses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open_ledger(tmp_path / "ledger.sqlite") as ledger, ledger.writing() as tx:
-        instance_tables.write_events(tx, [Event(at=NOON, type="Stopped", message="x")])
-    monkeypatch.setattr("gitboot.ledger.sqlite.os.access", lambda *_: False)
-    files = sorted(tmp_path.iterdir())
-    with open_for_reading(tmp_path / "ledger.sqlite") as ledger:
-        assert [each["type"] for _, each in instance_tables.read_numbered_events(ledger)] == ["Stopped"]
-        assert sorted(tmp_path.iterdir()) == files

@@ -44,7 +44,7 @@ from gitboot.controller.instance.state_directory import (
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.open_ledger import open_for_reading
+from gitboot.ledger.open_ledger import open_ledger
 from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.standard_streams import has_reader
 from gitboot.text import format_count, format_names, format_suggestion, one_line, printable
@@ -96,7 +96,7 @@ def events_command(
     require_ledger(state)
     if follow and (len(outputs) > 1 or outputs[0].file is not None):
         raise UsageError("--follow prints events to standard output: use only one -o, without a file")
-    with open_for_reading(state / LEDGER) as ledger:
+    with open_ledger(state / LEDGER) as ledger:
         events = [
             (number, event)
             for number, event in instance_tables.read_numbered_events(ledger)
@@ -112,16 +112,13 @@ def events_command(
             shown = shown[max(len(shown) - tail, 0) :]
         for output in outputs:
             output.write_lines(_format_event(event, output.format) for event in shown)
-    last_number = max((number for number, _ in events), default=0)
-    while follow and has_reader():
-        time.sleep(_POLL_S)
-        # Open the ledger each time: if STATE is read-only, an open ledger would not show later events.
-        with open_for_reading(state / LEDGER) as ledger:
-            new_events = list(instance_tables.read_numbered_events(ledger, last_number))
-        for number, event in new_events:
-            last_number = number
-            if _concerns_server(event, server) and _is_since(event, since):
-                outputs[0].write_lines([_format_event(event, outputs[0].format)])
+        last_number = max((number for number, _ in events), default=0)
+        while follow and has_reader():
+            time.sleep(_POLL_S)
+            for number, event in instance_tables.read_numbered_events(ledger, last_number):
+                last_number = number
+                if _concerns_server(event, server) and _is_since(event, since):
+                    outputs[0].write_lines([_format_event(event, outputs[0].format)])
 
 
 def _concerns_server(event: Mapping[str, Any], server: str | None) -> bool:
