@@ -214,17 +214,19 @@ def test_a_download_below_the_minimum_rate_ends() -> None:
 
 def test_a_download_may_take_longer_than_the_deadline_of_its_head() -> None:
     """The stranger sends the rest only when the deadline is over: the client's own reading is what waits for it."""
-    over = threading.Event()
 
-    def answer(client: StrangeClient) -> None:
-        client.send(OK + b"Content-Length: 2\r\n\r\n{")
-        over.wait(60)
-        client.send(b"}")
+    def send_slowly(over: threading.Event) -> Callable[[StrangeClient], None]:
+        def answer(client: StrangeClient) -> None:
+            client.send(OK + b"Content-Length: 2\r\n\r\n{")
+            over.wait(60)
+            client.send(b"}")
+
+        return answer
 
     for deadline_s in (SHORT_S, 10 * SHORT_S, 50 * SHORT_S):  # a busy machine may take longer for the head, too
-        over.clear()
+        over = threading.Event()  # of this attempt only
         with (
-            strange_server(answer) as server,
+            strange_server(send_slowly(over)) as server,
             suppress(HostUnreachable),
             HttpClient().stream("GET", server.url, deadline_s=deadline_s, rate=MinimumRate()) as found,
         ):

@@ -476,8 +476,8 @@ class ThreadedArtifactWatch:
             if wanted == self._wanted and base_urls == self._bases:
                 return
             if base_urls != self._bases:
-                self._bases = base_urls
                 self._fetcher, self._should_read = self._build_fetcher(base_urls)
+                self._bases = base_urls
             new = wanted - self._wanted
             self._queue = [each for each in self._queue if each[3] in wanted]
             self._queue += [(0.0, file.url, next(self._numbers), file) for file in new]

@@ -477,7 +477,7 @@ class ReleaseFinder(NamedTuple):
 
         Raises the same errors as `list_releases`. Raises `IncompleteRelease` if a file is missing.
         """
-        wanted = sorted(architectures) or sorted(source.spec.architectures)
+        wanted = sorted(set(architectures) or source.spec.architectures)
         if missing := [each for each in wanted if each not in source.spec.architectures]:
             hint = f"use {' or '.join(source.spec.architectures)}"
             raise UsageError(f"the image source {source.metadata.name} has no images for {missing[0]}; {hint}")

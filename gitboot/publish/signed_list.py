@@ -51,7 +51,7 @@ _RETENTION: Final = timedelta(minutes=10)
 _BINS: Final = tuple(f"servers-{number:02x}" for number in range(256))
 _MAX_VERSION: Final = 10**11 - 1  # the highest version that gitboot writes; it corresponds to a time in the year 5138
 _VERSIONED: Final = re.compile(r"([1-9][0-9]{0,10})\.(root|targets|snapshot|servers-[0-9a-f]{2})\.json")
-Targets = dict[str, ListedFile]  # by target name
+TargetFiles = dict[str, ListedFile]  # by target name
 Listings = Mapping[str, ListedFile | None]  # by server; None: the server is gone, or has no listing
 _Meta = TypeVar("_Meta")
 
@@ -155,7 +155,7 @@ def amend_list(
     now: datetime,
     *,
     min_version: int,
-    read_bin: Callable[[str, int], Targets],
+    read_bin: Callable[[str, int], TargetFiles],
 ) -> tuple[ListState, dict[str, bytes]]:
     """Return the changed list, and the files to write as a mapping by path, with the timestamp last.
 
@@ -209,7 +209,7 @@ def _group_by_bin(
     return changes_by_bin
 
 
-def _render_bin(version: int, targets: Targets, keys: ListKeys | None) -> bytes:
+def _render_bin(version: int, targets: TargetFiles, keys: ListKeys | None) -> bytes:
     listed = {target: {"hashes": {"sha256": file.sha256}, "length": file.size} for target, file in targets.items()}
     return _sign_metadata({**_build_common_fields("targets", version, _get_expiry(version)), "targets": listed}, keys)
 
@@ -392,7 +392,7 @@ class SignedList:
         tree: Tree,
         keys: ListKeys | None,
         old_list: ListState | None,
-        shared_target: Targets,
+        shared_target: TargetFiles,
         amend: Callable[..., tuple[ListState, dict[str, bytes]]],
     ) -> tuple[ListState, dict[str, bytes]]:
         """Call ``amend`` with the recorded changes, or with all targets if there is no usable old list."""
@@ -469,7 +469,7 @@ def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
     )
 
 
-def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Targets:
+def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> TargetFiles:
     """Return the targets in a bin. Raises `_UnusableList` if gitboot did not write the file."""
     bin_meta = _verify_metadata(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinMeta)
     if bin_meta.version != version:
@@ -477,7 +477,7 @@ def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Tar
     return {target: ListedFile(meta.hashes.sha256, meta.length) for target, meta in bin_meta.targets.items()}
 
 
-def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: Targets) -> bool:
+def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: TargetFiles) -> bool:
     """Return whether a list contains these targets. Return False if a bin is missing or unusable."""
     with suppress(_UnusableList, KeyError):
         for target, listed in targets.items():

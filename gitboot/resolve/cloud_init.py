@@ -13,9 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import yaml
-from jinja2 import Environment, nodes, pass_context
-from jinja2.exceptions import TemplateError, TemplateSyntaxError
-from jinja2.runtime import Context
 
 from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
 
@@ -212,7 +209,7 @@ class _Reader:
                 part.first_line,
             )
         # gitboot imports this module here, because little user data contains templates
-        from gitboot.resolve.cloud_init import parse_template
+        from gitboot.resolve.cloud_init_templates import parse_template
 
         body = parse_template(rest, part.name, part.first_line)
         if body is None:
@@ -463,58 +460,3 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         if not type:
             type = _detect_type(content, _CONFIG if isinstance(content, str) else "application/octet-stream")
         yield _Part(name, type.lower(), content, 0, {str(key).lower(): str(value) for key, value in headers.items()})
-
-
-# Templates of cloud-init
-
-
-@pass_context
-def _return_value(_: Context, value: object) -> object:
-    return value
-
-
-class _CloudInitJinja(Environment):
-    """A Jinja2 environment that only parses templates.
-
-    The optimizer is off, because computing a constant expression can take arbitrarily long.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(trim_blocks=True, extensions=["jinja2.ext.do"], optimized=False, finalize=_return_value)
-
-
-_CLOUD_INIT_JINJA: Final = _CloudInitJinja()
-
-
-def parse_template(source: str, name: str, first_line: int) -> str | None:
-    """Return the text before the first expression in a Jinja part, or None if the part begins with an expression.
-
-    ``name`` is the name of the part in error messages. ``first_line`` is the number of the line in the user data where
-    the part starts, or 0 if the number is unknown.
-    """
-    try:
-        tree = _CLOUD_INIT_JINJA.parse(source)
-        _CLOUD_INIT_JINJA.compile(source, raw=True)  # this raises an error for an unknown filter or test
-    except (TemplateError, RecursionError, ValueError) as error:
-        line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
-        raise make_user_data_fault(
-            f"cloud-init cannot read the Jinja template in {name}, so it ignores the template: {error}",
-            "correct the Jinja template, and put it between `{% raw %}` and `{% endraw %}`",
-            first_line and first_line + line,
-        ) from None
-    kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
-    if (other := tree.find(kinds)) is not None:
-        raise make_user_data_fault(
-            f"the Jinja template in {name} uses another template, but cloud-init does not support this",
-            "copy the text of the other template into this template",
-            first_line and first_line + other.lineno,
-        )
-    start = ""
-    for statement in tree.body:
-        if not isinstance(statement, nodes.Output):
-            return start if start.strip() else None
-        for expression in statement.nodes:
-            if not isinstance(expression, nodes.TemplateData):
-                return start if start.strip() else None
-            start += expression.data
-    return start if "{" in source else source

@@ -11,6 +11,7 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any, Final
 
@@ -521,6 +522,7 @@ class _UnitReader:
         self._end = min(self._at + _UNIT_BUFFER, len(self._data))
 
 
+@lru_cache(maxsize=256)  # servers share most units
 def _find_unit_fault(contents: str) -> str | None:
     """Return the fault because of which Ignition rejects the contents of a unit, or None.
 
