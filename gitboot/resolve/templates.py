@@ -179,7 +179,7 @@ def convert_to_fault(failure: Exception, names: Mapping[str, object]) -> Templat
             return make_fault("the text contains half of a surrogate pair, which is not a character")
         case _:
             too_large = isinstance(failure, RecursionError | MemoryError | OverflowError)
-            message = re.sub(r"^(?:_|(?:sync_)?do_|test_|len\b|[\w.]*<)\S*\(\)", "this filter, test or method", str(failure))
+            message = re.sub(r"^(?:_|\w*do_|test_|len|[\w.]*<)\S*\(\)", "this filter, test or method", str(failure))
             return make_limit_fault("a value is too large") if too_large else make_fault(message)
 
 
