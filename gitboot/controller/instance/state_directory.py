@@ -369,17 +369,21 @@ def choose_file_mode(directory: Path) -> int:
 def check_spool_rights(folder: Path) -> None:
     """Check that other users cannot write to the fetch log, because entries in the log can mark servers as installed.
 
+    If this user owns the folder, remove the rights of others, except from a folder that all users share, such as /tmp.
     Raises `UsageError`.
     """
     with convert_os_errors(folder, "read"), suppress(FileNotFoundError):
         status = folder.stat()
-        if status.st_mode & stat.S_IWOTH and status.st_uid == os.geteuid():
-            folder.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IWOTH)
-        elif status.st_mode & stat.S_IWOTH:
-            raise UsageError(
-                f"every user can write to {folder}, and can therefore mark servers as installed: run chmod o-w "
-                f"{quote_words(folder)}"
-            )
+        if not stat.S_ISDIR(status.st_mode):
+            raise UsageError(f"{folder} is not a directory: use a directory for the fetch log")
+        if not status.st_mode & stat.S_IWOTH:
+            return
+        risk = f"every user can write to {folder}, and can therefore mark servers as installed"
+        if status.st_mode & stat.S_ISVTX:
+            raise UsageError(f"{risk}: use a directory of its own for the fetch log")
+        if status.st_uid != os.geteuid():
+            raise UsageError(f"{risk}: run chmod o-w {quote_words(folder)}")
+        folder.chmod(stat.S_IMODE(status.st_mode) & ~stat.S_IWOTH)
 
 
 def _is_shared(status: os.stat_result) -> bool:

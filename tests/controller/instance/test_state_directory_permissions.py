@@ -192,10 +192,23 @@ def test_t7_a_fetch_log_that_everybody_may_write_is_rejected(folder: Path) -> No
     (folder / "spool").chmod(0o777)
     check_spool_rights(folder / "spool")
     assert mode(folder / "spool") == 0o775, "what is ours is put right"
-    (folder / "spool").chmod(0o1777)
+    (folder / "spool").chmod(0o777)
     os.chown(folder / "spool", NOBODY, NOBODY)
     with pytest.raises(UsageError, match="mark servers as installed: run chmod o-w"):
         check_spool_rights(folder / "spool")
+
+
+def test_a_folder_of_all_users_and_a_device_are_rejected_as_fetch_log_and_keep_their_rights(folder: Path) -> None:
+    shared, device = folder / "tmp", folder / "null"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    device.touch()
+    device.chmod(0o666)
+    for path, reason in ((shared, "use a directory of its own for the fetch log"), (device, "is not a directory")):
+        before = mode(path)
+        with pytest.raises(UsageError, match=reason):
+            check_spool_rights(path)
+        assert mode(path) == before
 
 
 def test_t7_nothing_is_unpickled() -> None:
