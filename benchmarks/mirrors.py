@@ -35,9 +35,10 @@ from benchmarks.gitboot_version import find_gitboot
 from benchmarks.instance import Instance, edit_one_server
 from benchmarks.repository import Repository
 from benchmarks.row import CannotRun
+from gitboot.publish.list_root import make_list_keys
 from gitboot.publish.mirror_repair import PROGRAM
 from gitboot.publish.publisher import OutputDirectory
-from gitboot.publish.signed_list import RENEWED_BELOW, make_list_keys, read_list_keys
+from gitboot.publish.signed_list import RENEWED_BELOW, read_list_keys
 from gitboot.publish.tree_reader import read_manifest
 from tests.helpers.fleets import store_credentials
 from tests.helpers.git_repositories import HttpsServer, Relay, SshServer, free_port, run_daemon

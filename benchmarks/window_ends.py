@@ -24,8 +24,8 @@ from typing import Final
 
 import pygit2
 
+from gitboot.publish.list_root import make_list_keys
 from gitboot.publish.mirror_repair import join_program
-from gitboot.publish.signed_list import make_list_keys
 from tests.helpers import http_peers
 from tests.helpers.endpoints import LOADER
 from tests.helpers.fleets import (

@@ -32,8 +32,9 @@ from gitboot.evaluator.protocol import Commit, EvaluationResult, build_limit_pro
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
 from gitboot.publish.durable_files import Disk
+from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
-from gitboot.publish.signed_list import VALID, replace_list_keys
+from gitboot.publish.signed_list import VALID
 from gitboot.publish.tree_reader import find_damage
 from gitboot.status.conditions import Condition
 from gitboot.status.work_progress import ReportProgress, iterate_with_progress

@@ -27,9 +27,9 @@ from tuf.api.metadata import (
 from tuf.ngclient import FetcherInterface, Updater, UpdaterConfig
 
 from gitboot.jsonio import encode_canonical, format_instant
+from gitboot.publish.list_root import make_list_keys
 from gitboot.publish.manifest import MANIFEST, compute_digest
 from gitboot.publish.publisher import OutputDirectory
-from gitboot.publish.signed_list import make_list_keys
 from gitboot.publish.signed_list_reader import hash_path, parse_keys
 from gitboot.render.endpoint_files import FileVersion, Listing, listing_path, render_listing
 from gitboot.render.paths import BOOT, MEDIUM, File, Files, find_non_script_kind, find_token

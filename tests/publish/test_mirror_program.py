@@ -24,9 +24,9 @@ import pytest
 from msgspec import structs
 
 import gitboot.publish.mirror_program as program
+from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_program import main
 from gitboot.publish.mirror_repair import join_program
-from gitboot.publish.signed_list import replace_list_keys
 from gitboot.render.paths import File
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each

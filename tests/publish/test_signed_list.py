@@ -27,6 +27,7 @@ from gitboot.errors import PublishError
 from gitboot.jsonio import encode_canonical
 from gitboot.publish import signed_list
 from gitboot.publish.durable_files import staging_path
+from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.manifest import TreeOrigin
 from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import OutputDirectory
@@ -39,7 +40,6 @@ from gitboot.publish.signed_list import (
     amend_list,
     find_bin,
     read_list_keys,
-    replace_list_keys,
 )
 from gitboot.publish.signed_list_check import compare_with_list
 from gitboot.publish.signed_list_reader import ListProblem, parse_keys, read_list

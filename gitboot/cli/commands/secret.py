@@ -92,7 +92,7 @@ def keygen(file: Path, signed_list: bool, root_key: Path | None, new_root_key: P
             raise UsageError("--root-key and --new-root-key are only for the keys of a signed list: add --signed-list")
         click.echo(make_key(file))
         return
-    from gitboot.publish.signed_list import has_root, make_list_keys, replace_list_keys
+    from gitboot.publish.list_root import has_root, make_list_keys, replace_list_keys
 
     if has_root(file):
         public_key = replace_list_keys(file, root_key, new_root_key, current_time())

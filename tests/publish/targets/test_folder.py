@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from gitboot.errors import HostUnreachable, LockedByAnother, PublishError
+from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.mirror_comparison import FolderMirror
 from gitboot.publish.publisher import OutputDirectory
-from gitboot.publish.signed_list import replace_list_keys
 from gitboot.publish.signed_list_reader import read_list
 from gitboot.publish.targets import folder as folder_module
 from gitboot.publish.targets.folder import TargetFolder, build_folder_opener
