@@ -47,11 +47,11 @@ from gitboot.jsonio import Digest, build_decoder
 from gitboot.resolve.decision_inputs import FleetView, SharedInputs, list_own_files
 from gitboot.resolve.fleet_decisions import DecidedServer, DecidedServers, FleetDecisions, decide_all, decide_revision
 from gitboot.resolve.policy_selection import OptOut, list_opt_outs
-from gitboot.review.extent import GROUP_LABELS, ChangeScope
+from gitboot.review.guards import GROUP_LABELS, ChangeScope
 
 if TYPE_CHECKING:
     from gitboot.review.decision_changes import Changes
-    from gitboot.review.extent import Extent
+    from gitboot.review.guards import Extent
 
 
 # A function that returns the files in a commit. With an earlier snapshot, it reads only the files that differ.
@@ -185,7 +185,7 @@ class CommitPair:
     def extent(self) -> Extent:
         if self.base is not None:
             return self.compute_changes().extent
-        from gitboot.review.extent import compute_first_extent
+        from gitboot.review.guards import compute_first_extent
 
         decisions = self.head.decided.decisions
         return compute_first_extent(decisions, self.head.repository, decisions.servers.values())

@@ -31,7 +31,7 @@ from gitboot.resolve.explanation import DocumentLocation, ServerLocation, Source
 from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.policy_selection import MinimumVersion, OptOut, find_minimum_versions, list_opt_outs
 from gitboot.resolve.server_decision import Decision, Decisions, FieldSources, Host, WithheldBoot
-from gitboot.review.extent import Extent
+from gitboot.review.guards import Extent
 
 # gitboot looks up machines by name if at most one server in this many is wanted, because a full scan is slower
 _SCAN_RATIO: Final = 8

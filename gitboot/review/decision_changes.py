@@ -38,7 +38,7 @@ from gitboot.review.document_changes import (
     is_mutated,
     list_images,
 )
-from gitboot.review.extent import (
+from gitboot.review.guards import (
     Area,
     ChangeScope,
     Extent,

@@ -11,8 +11,7 @@ from gitboot.fleet.revision import Message
 from gitboot.jsonio import compute_digest
 from gitboot.review.acknowledgements import format_ack_line
 from gitboot.review.commit_path import MAX_STEPS, CommitPath, PathCommit, find_commit_path, find_first_provisions
-from gitboot.review.extent import Area, Extent
-from gitboot.review.guards import Guard, InstanceFacts, Limits, Verdict, judge
+from gitboot.review.guards import Area, Extent, Guard, InstanceFacts, Limits, Verdict, judge
 from tests.helpers.cases import for_each
 
 SIZE = 100

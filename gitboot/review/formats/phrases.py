@@ -21,8 +21,7 @@ from gitboot.review.document_changes import (
     FieldChange,
     Location,
 )
-from gitboot.review.extent import Area
-from gitboot.review.guards import MIN_SIZE_FOR_PERCENT, ExceededLimit, Guard, Limits
+from gitboot.review.guards import MIN_SIZE_FOR_PERCENT, Area, ExceededLimit, Guard, Limits
 from gitboot.review.images import (
     FileClaim,
     ImageProvenance,

@@ -12,9 +12,8 @@ from gitboot.jsonio import Digest
 from gitboot.review.change_groups import Group
 from gitboot.review.decision_changes import ServerChange
 from gitboot.review.document_changes import FieldChange, compare_fields
-from gitboot.review.extent import Area, Extent
 from gitboot.review.formats import phrases
-from gitboot.review.guards import ExceededLimit, Guard, InstanceFacts, Limits, judge
+from gitboot.review.guards import Area, ExceededLimit, Extent, Guard, InstanceFacts, Limits, judge
 from gitboot.review.reinstalls import Reinstall, ReinstallReason
 from gitboot.review.risks import Effect, EffectTime
 from tests.helpers.cases import for_each
