@@ -554,6 +554,7 @@ def _unmap_ipv4(address: Address) -> Address:
 
 
 _SHARE_USERNAME, _SHARE_PASSWORD = "media-username", "media-password"  # the login for file shares with images
+
 # random for each process, so that nobody can use a fingerprint to guess a password
 _FINGERPRINT_KEY: Final = secrets.token_bytes(32)
 # in seconds: gitboot reads files again after this time, because a changed file can keep its coarse modification time
