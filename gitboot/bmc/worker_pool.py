@@ -292,10 +292,10 @@ class ConnectionCache:
         self._directory = directory
         self._fence = fence
         self._ending_fence = ending_fence
+        self._lock = threading.Lock()  # guards the next two fields, which have the same keys
         self._cached: dict[SystemUuid, _CachedConnection] = {}
         # the monotonic time at which each connection was last used, oldest first
         self._last_used_s: dict[SystemUuid, float] = {}
-        self._usage_lock = threading.Lock()  # guards _last_used_s
         self._tls_lock = threading.Lock()
 
     def connect(
@@ -314,7 +314,10 @@ class ConnectionCache:
         not send them.
         """
         access = _Access(bmc, self._directory.read(bmc.credentials), is_in_ledger)
-        cached = self._cached.get(uuid)
+        # The connection is out of the cache until it is ready, so that `pop_unused_connections` does not return it.
+        with self._lock:
+            cached = self._cached.pop(uuid, None)
+            self._last_used_s.pop(uuid, None)
         if cached is not None and cached.access == access:
             driver = cached.driver
             if driver.login is not None:
@@ -324,9 +327,8 @@ class ConnectionCache:
             if cached is not None:
                 cached.driver.close()
             driver = self._open_connection(server, access)
-        self._cached[uuid] = _CachedConnection(access, driver)
-        with self._usage_lock:
-            self._last_used_s.pop(uuid, None)
+        with self._lock:
+            self._cached[uuid] = _CachedConnection(access, driver)
             self._last_used_s[uuid] = time.monotonic()  # the machine is now the last one in this order
         pinned = find_pinned_identity(pinned, bmc.normalized_address)
         driver.policy.pinned_fingerprint = pinned.certificate if pinned is not None else None
@@ -378,7 +380,7 @@ class ConnectionCache:
     def pop_unused_connections(self) -> list[Driver]:
         """Remove and return the connections that were not used recently. A BMC allows only a few sessions."""
         idle_since_s = time.monotonic() - _IDLE_S
-        with self._usage_lock:
+        with self._lock:
             unused = list(takewhile(lambda uuid: self._last_used_s[uuid] < idle_since_s, self._last_used_s))
             for uuid in unused:
                 del self._last_used_s[uuid]

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,14 +16,14 @@ import pytest
 from msgspec import structs
 
 from gitboot.bmc import worker_pool
-from gitboot.bmc.credentials import Credentials
+from gitboot.bmc.credentials import CredentialDirectory, Credentials
 from gitboot.bmc.override_session import TaskOutcome, TaskResult
 from gitboot.bmc.override_state import BmcObservation, Override, OverrideState, WantedOverride
 from gitboot.bmc.power_steps import PowerOperation, ResetType, WantedPowerChange
-from gitboot.bmc.redfish import transport
+from gitboot.bmc.redfish import client, transport
 from gitboot.bmc.redfish.client import BmcConnection, list_if_match_values, read_etags
 from gitboot.bmc.redfish.transport import ConnectionPolicy
-from gitboot.bmc.worker_pool import BmcPool
+from gitboot.bmc.worker_pool import BmcPool, ConnectionCache
 from gitboot.errors import BmcChanged, BmcUnreachable
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
 from tests.helpers.bmcs import ONCE, PASSWORD, SET_AT_BMC, USER, MakeRack, Rack, racks, write_credentials
@@ -222,6 +223,28 @@ def test_an_idle_session_is_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.undo()
         assert read_bmc(fleet, rack).outcome is TaskOutcome.UNCHANGED
     wait_until(lambda: not rack.server.is_busy)
+
+
+def test_an_idle_connection_that_a_task_takes_again_is_not_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool looks for idle connections at the moment at which a task takes this connection."""
+    job, unused = rack.job(None), list[Any]()
+    monkeypatch.setattr(worker_pool, "_IDLE_S", -1)
+
+    class ConnectionInUse(BmcConnection):
+        @property
+        def login(self) -> Any:
+            unused.extend(connections.pop_unused_connections())
+            return self._login
+
+        @login.setter
+        def login(self, login: Any) -> None:
+            self._login = login
+
+    monkeypatch.setattr(client, "BmcConnection", ConnectionInUse)
+    with closing(ConnectionCache(CredentialDirectory(rack.folder))) as connections:
+        first, second = (connections.connect(job.uuid, job.server, job.bmc) for _ in range(2))
+        assert (first is second, unused) == (True, [])
+        assert connections.pop_unused_connections() == [first]
 
 
 @pytest.mark.parametrize(
