@@ -179,6 +179,21 @@ def test_rows_that_gitboot_would_not_have_written_are_rejected(path: Path, chang
         open_ledger(path)
 
 
+def test_a_ledger_that_cannot_be_reopened_is_not_damaged_and_is_usable_later(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    with open_ledger(folder / "ledger.sqlite") as ledger:
+        identity = instance_tables.read_facts(ledger).identity
+        folder.rename(tmp_path / "unmounted")
+        for read in (ledger.read_back, lambda: instance_tables.read_facts(ledger)):
+            with pytest.raises(LedgerError, match="the ledger cannot be read") as failed:
+                read()
+            assert not isinstance(failed.value, DamagedLedger), str(failed.value)
+        (tmp_path / "unmounted").rename(folder)
+        ledger.read_back()
+        assert instance_tables.read_facts(ledger).identity == identity
+
+
 def test_the_ledger_of_a_newer_gitboot_is_rejected_and_not_changed(path: Path) -> None:
     written(path)
     with closing(sqlite3.connect(path)) as connection, connection:
