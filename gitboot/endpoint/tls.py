@@ -15,7 +15,7 @@ from gitboot.endpoint.connections import HEAD_TIMEOUT_S, Connection, ConnectionL
 from gitboot.endpoint.served_files import Signature, read_signature
 from gitboot.errors import UsageError
 from gitboot.files import convert_os_errors
-from gitboot.model.certificates import has_rsa_key, read_certificate_expiries, read_public_key
+from gitboot.model.certificates import is_rsa_key, read_certificate_expiries, read_public_key
 from gitboot.status.conditions import Event
 
 _MISMATCH: Final = "KEY_VALUES_MISMATCH"  # OpenSSL's error reason if a key does not belong to a certificate
@@ -134,7 +134,7 @@ class Certificate:
             if self._suites is CipherSuites.FIRMWARE:
                 raise UsageError(f"gitboot cannot read the public key in the certificate {self._file}")
             return
-        if self._suites is CipherSuites.FIRMWARE and not has_rsa_key(public_key):
+        if self._suites is CipherSuites.FIRMWARE and not is_rsa_key(public_key):
             raise UsageError(
                 f"{self._key} is not an RSA key, so firmware cannot use {self._file}. Get a certificate for an RSA "
                 "key. If no machine uses UEFI HTTPS boot, you can set `firmware-ciphers = false` instead"

@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from typing import Final
 
 _PEM: Final = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]+)-----END")
-_VERSION: Final = 0xA0  # the tag [0] of the version; certificates of version 1 do not have it
-_UTC_TIME: Final = 0x17
-_RSA_ENCRYPTION: Final = bytes.fromhex("06092a864886f70d010101")  # the OBJECT IDENTIFIER
+_VERSION_TAG: Final = 0xA0  # the tag [0] of the version; certificates of version 1 do not have it
+_UTC_TIME_TAG: Final = 0x17
+_RSA_ENCRYPTION_OID: Final = bytes.fromhex("06092a864886f70d010101")  # the OBJECT IDENTIFIER
 
 
 def read_certificate_expiries(pem: bytes) -> tuple[datetime, ...]:
@@ -25,27 +25,35 @@ def read_certificate_expiries(pem: bytes) -> tuple[datetime, ...]:
 
 
 def read_public_key(pem: bytes) -> bytes | None:
-    """Return the SubjectPublicKeyInfo (DER) of the first certificate in a PEM file, or None if there is none."""
-    found = _PEM.search(pem)
+    """Return the SubjectPublicKeyInfo (DER) of the first certificate in a PEM file.
+
+    Return None if there is no certificate, or if the certificate is malformed.
+    """
+    if (found := _PEM.search(pem)) is None:
+        return None
     try:
-        der = a2b_base64(found[1]) if found is not None else b""
-        offset = _find_end_offset(der, _find_end_offset(der, _find_validity(der)))  # validity, subject
-        return der[offset : _find_end_offset(der, offset)]
+        der = a2b_base64(found[1])
+        subject = _find_end_offset(der, _find_validity(der))
+        public_key = _find_end_offset(der, subject)
+        return der[public_key : _find_end_offset(der, public_key)]
     except (ValueError, IndexError):
         return None
 
 
-def has_rsa_key(public_key: bytes) -> bool:
-    """Return whether a SubjectPublicKeyInfo (DER) is an RSA key with which TLS can exchange keys (RFC 4055, 1.2)."""
+def is_rsa_key(public_key: bytes) -> bool:
+    """Return whether a SubjectPublicKeyInfo (DER) is an RSA key with which TLS can exchange keys (RFC 4055, 1.2).
+
+    Raises IndexError if the key is malformed.
+    """
     offset = _find_content_offset(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
     identifier = _find_content_offset(public_key, offset)
-    return public_key[identifier : _find_end_offset(public_key, identifier)] == _RSA_ENCRYPTION
+    return public_key[identifier : _find_end_offset(public_key, identifier)] == _RSA_ENCRYPTION_OID
 
 
 def _find_validity(der: bytes) -> int:
     """Return the offset of the Validity field in a DER certificate (RFC 5280, 4.1)."""
     offset = _find_content_offset(der, _find_content_offset(der, 0))  # Certificate, TBSCertificate
-    if der[offset] == _VERSION:
+    if der[offset] == _VERSION_TAG:
         offset = _find_end_offset(der, offset)
     for _ in ("serialNumber", "signature", "issuer"):
         offset = _find_end_offset(der, offset)
@@ -53,17 +61,27 @@ def _find_validity(der: bytes) -> int:
 
 
 def _read_not_after(der: bytes) -> datetime:
-    offset = _find_end_offset(der, _find_content_offset(der, _find_validity(der)))  # validity: notBefore, notAfter
-    text = der[_find_content_offset(der, offset) : _find_end_offset(der, offset)].decode("ascii")
-    if der[offset] == _UTC_TIME:
+    """Return the time after which a DER certificate is invalid. Years from 50 are in the 1900s (RFC 5280, 4.1.2.5.1)."""
+    not_before = _find_content_offset(der, _find_validity(der))
+    not_after = _find_end_offset(der, not_before)
+    text = der[_find_content_offset(der, not_after) : _find_end_offset(der, not_after)].decode("ascii")
+    if der[not_after] == _UTC_TIME_TAG:
         text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 
 
 def _find_content_offset(der: bytes, offset: int) -> int:
-    return offset + 2 + (der[offset + 1] & 0x7F if der[offset + 1] & 0x80 else 0)
+    """Return the offset of the content of the DER element that begins at ``offset`` (X.690, 8.1)."""
+    length = der[offset + 1]
+    length_bytes = length & 0x7F if length & 0x80 else 0
+    return offset + 2 + length_bytes
 
 
 def _find_end_offset(der: bytes, offset: int) -> int:
-    begin, length = _find_content_offset(der, offset), der[offset + 1]
-    return begin + (int.from_bytes(der[offset + 2 : begin]) if length & 0x80 else length)
+    """Return the offset after the DER element that begins at ``offset``. Raises IndexError if the DER is shorter."""
+    begin = _find_content_offset(der, offset)
+    length = der[offset + 1]
+    end = begin + (int.from_bytes(der[offset + 2 : begin]) if length & 0x80 else length)
+    if end > len(der):
+        raise IndexError("the DER element is truncated")
+    return end

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gitboot.fleet.yaml import Quoted
 from gitboot.jsonio import format_instant
 from gitboot.model.boot_image import parse_user_data_format
-from gitboot.model.certificates import has_rsa_key, read_certificate_expiries, read_public_key
+from gitboot.model.certificates import is_rsa_key, read_certificate_expiries, read_public_key
 from gitboot.model.scalars import (
     Malformed,
     SystemUuid,
@@ -445,14 +445,15 @@ def test_the_public_key_of_a_certificate_is_the_one_that_openssl_prints(
     command = ["openssl", "pkey", "-in", str(issued.key), "-pubout", "-outform", "DER"]
     assert key == subprocess.run(command, check=True, capture_output=True).stdout
     assert key is not None
-    assert has_rsa_key(key) is (rsa_bits is not None)
+    assert is_rsa_key(key) is (rsa_bits is not None)
 
 
-def test_a_truncated_certificate_has_its_end_or_none(authority: Authority) -> None:
+def test_a_truncated_certificate_has_its_end_and_its_whole_key_or_none(authority: Authority) -> None:
     certificate = authority.issue().certificate
     whole, end = certificate.read_bytes(), read_expiry_with_openssl(certificate)
-    cut = (whole[:length] + b"\n-----END CERTIFICATE-----\n" for length in range(len(whole) - 26))
+    cut = [whole[:length] + b"\n-----END CERTIFICATE-----\n" for length in range(len(whole) - 26)]
     assert {read_certificate_expiries(each) for each in cut} == {(), (end,)}
+    assert {read_public_key(each) for each in cut} == {None, read_public_key(whole)}
 
 
 @pytest.mark.parametrize("argument", ["initrd=main", "initrd=", "BOOT_IMAGE=/vmlinuz"])
