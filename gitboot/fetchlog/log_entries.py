@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from ipaddress import IPv6Address, ip_address, ip_network
+from operator import index
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl
@@ -25,6 +26,7 @@ from gitboot.system_clock import Uptime
 from gitboot.text import format_count, format_omitted, printable
 
 _T = TypeVar("_T")
+_Reported = TypeVar("_Reported", "Denial", "UntrustedProxy")
 
 
 # Denials
@@ -64,7 +66,7 @@ class UntrustedProxy(Struct, frozen=True, kw_only=True, order=True):
 
 
 MIN_UNCOUNTED: Final = 5  # if other clients sent fewer requests, an operator has probably read a boot script
-_REASON_TEXTS: Final = {
+_REASON_TEXTS: Final = {  # a summary begins with the first of these reasons
     DenialReason.CLOCK: "an endpoint's clock differs from the instance's clock",
     DenialReason.ANOTHER_MACHINE: "the client is not the machine in the Server document",
     DenialReason.MISSING: "a file that the boot would fetch next is missing",
@@ -236,17 +238,17 @@ class Observation:
 
     @property
     def is_report(self) -> bool:
-        """Return whether this is an installer's report that the installation has finished."""
+        """Whether this is an installer's report that the installation has finished."""
         return find_non_script_kind(self.path) is PROVISIONED
 
     @property
     def is_failure(self) -> bool:
-        """Return whether this is an installer's report that the installation has failed."""
+        """Whether this is an installer's report that the installation has failed."""
         return find_non_script_kind(self.path) is FAILED
 
     @property
     def is_from_system(self) -> bool:
-        """Return whether the request came from the booted system rather than from the boot loader."""
+        """Whether the request came from the booted system rather than from the boot loader."""
         kind = find_non_script_kind(self.path)
         return kind is not None and kind.role in (Role.DATA, Role.SEALED)
 
@@ -311,54 +313,49 @@ def remove_report(folder: Path, name: str) -> None:
 
 
 def read_reports(folder: Path, at: datetime) -> EndpointReport:
-    """Return the merged reports of all endpoints that write to a spool."""
-    refused: list[Denial] = []
+    """Return the merged reports of all endpoints that write to a spool. Skip values that gitboot cannot read."""
+    denials: list[Denial] = []
     proxies: dict[str, UntrustedProxy] = {}
     for path in folder.glob(f"*{SUFFIX}"):
-        for item in _read_report(path):
-            if item.at <= at - REPORT_LIFETIME:
-                continue
-            if isinstance(item, Denial):
-                refused.append(item)
-            else:
-                proxies[item.address] = item
-    refused.sort(key=lambda denial: (denial.reason, denial.server, denial.at))
-    return EndpointReport(tuple(refused), tuple(sorted(proxies.values())))
+        content = _read_report(path)
+        denials += _parse_items(content.get("refused"), _parse_denial, at - REPORT_LIFETIME)
+        for proxy in _parse_items(content.get("proxies"), _parse_proxy, at - REPORT_LIFETIME):
+            proxies[proxy.address] = max(proxy, proxies.get(proxy.address, proxy))  # the latest
+    denials.sort(key=lambda denial: (denial.reason, denial.server, denial.at))
+    return EndpointReport(tuple(denials), tuple(sorted(proxies.values())))
 
 
-def _read_report(path: Path) -> Iterator[Denial | UntrustedProxy]:
-    """Yield the untrusted proxies and the denials in a report. Stop at the first invalid value."""
+def _read_report(path: Path) -> Mapping[str, Any]:
+    content = None
     with suppress(OSError, ValueError, RecursionError):
         content = json.loads(path.read_bytes())
-        lists = content if isinstance(content, dict) else {"refused": content}  # the version 2fefe59 wrote a list
-        for item in _as_list(lists.get("proxies")):
-            match item:
-                case {"address": str(address), "at": str(at)}:
-                    yield UntrustedProxy(address=str(ip_address(address)), at=parse_instant(at))
-        for item in _as_list(lists.get("refused")):
-            match item:
-                case {
-                    "reason": str(reason),
-                    "server": str(server),
-                    "words": str(words),
-                    "client": str(client),
-                    "at": str(at),
-                    "times": int(times),
-                }:
-                    for text in (server, words, client):
-                        text.encode()
-                    yield Denial(
-                        reason=DenialReason(_REASONS_BY_OLD_NAME.get(reason, reason)),
-                        server=server,
-                        words=words,
-                        client=client,
-                        at=parse_instant(at),
-                        times=times,
-                    )
+    return content if isinstance(content, dict) else {"refused": content}  # the version 2fefe59 wrote a list of denials
 
 
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _parse_items(values: Any, parse: Callable[[Mapping[str, Any]], _Reported], after: datetime) -> Iterator[_Reported]:
+    """Yield the values of a list that are later than ``after``. Skip values from another version of gitboot."""
+    for value in values if isinstance(values, list) else ():
+        with suppress(KeyError, TypeError, ValueError):
+            item = parse(value)
+            if item.at > after:
+                yield item
+
+
+def _parse_proxy(value: Mapping[str, Any]) -> UntrustedProxy:
+    return UntrustedProxy(address=str(ip_address(str(value["address"]))), at=parse_instant(value["at"]))
+
+
+def _parse_denial(value: Mapping[str, Any]) -> Denial:
+    texts = {name: _check_encodable(value[name]) for name in ("server", "words", "client")}
+    reason = DenialReason(_REASONS_BY_OLD_NAME.get(value["reason"], value["reason"]))
+    return Denial(reason=reason, at=parse_instant(value["at"]), times=index(value["times"]), **texts)
+
+
+def _check_encodable(value: Any) -> str:
+    """Return a text. Raises ValueError if the text contains half of a surrogate pair, as JSON may."""
+    text = str(value)
+    text.encode()
+    return text
 
 
 # Clients and their queries

@@ -170,7 +170,9 @@ def build_read_error(name: str, error: Exception) -> LedgerError:
     lacks_table = "no such table" in str(error) or "no such column" in str(error)
     # The file is missing or locked, for example, or `reopen` closed the connection and could not open the file again.
     is_intact = isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and not lacks_table
-    return LedgerError(f"{name}: the ledger cannot be read ({error})") if is_intact else build_damaged_error(name, str(error))
+    if is_intact:
+        return LedgerError(f"{name}: the ledger cannot be read ({error})")
+    return build_damaged_error(name, str(error))
 
 
 def build_damaged_error(name: str, cause: str) -> DamagedLedger:

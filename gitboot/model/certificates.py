@@ -61,7 +61,10 @@ def _find_validity(der: bytes) -> int:
 
 
 def _read_not_after(der: bytes) -> datetime:
-    """Return the time after which a DER certificate is invalid. Years from 50 are in the 1900s (RFC 5280, 4.1.2.5.1)."""
+    """Return the time after which a DER certificate is invalid.
+
+    A UTCTime has two digits of the year. Years from 50 are in the 1900s (RFC 5280, 4.1.2.5.1).
+    """
     not_before = _find_content_offset(der, _find_validity(der))
     not_after = _find_end_offset(der, not_before)
     text = der[_find_content_offset(der, not_after) : _find_end_offset(der, not_after)].decode("ascii")

@@ -1,7 +1,8 @@
-"""Intents and their outcomes in a fetch log: what lines with one id mean together."""
+"""Entries of fetch logs: what the lines of one intent mean together, and reports of other versions."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.fetchlog.log_entries import Observation, Outcome, drop_concluded_intents, select_consuming_fetches
+from gitboot.fetchlog.log_entries import (
+    DenialReason,
+    Observation,
+    Outcome,
+    drop_concluded_intents,
+    read_reports,
+    select_consuming_fetches,
+)
 from gitboot.fetchlog.one_time_boots import ServedBoots, find_served_boot
 from gitboot.fetchlog.spool import SpoolFile, encode_line, parse_line
 from gitboot.jsonio import Digest
@@ -96,3 +104,24 @@ def test_an_endpoint_serves_a_withheld_boot_again_and_reports_an_unknown_one_as_
     file.append(encode_line(replace(OTHER, outcome=Outcome.WITHHELD)))
     assert boots.find("web01", OFFER) is None
     file.close()
+
+
+REPORTED = {"server": "web01", "words": "", "client": "::1", "at": "2026-11-20T22:00:00Z", "times": 2}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"reason": "Later"}, {"reason": []}, {"times": 1.5}, {"at": 7}, {"words": "\ud800"}]
+)
+def test_a_denial_of_another_version_does_not_hide_the_others(tmp_path: Path, changes: dict[str, object]) -> None:
+    values = [{"reason": "ClockOff", **REPORTED, **changes}, 7, {"reason": "Stopped", **REPORTED}]
+    (tmp_path / "a.report").write_text(json.dumps({"refused": values}))
+    (denial,) = read_reports(tmp_path, AT).refused
+    assert (denial.reason, denial.server, denial.times) == (DenialReason.STOPPED, "web01", 2)
+
+
+def test_a_proxy_in_several_reports_has_its_latest_time(tmp_path: Path) -> None:
+    for name, minute in (("a", 10), ("b", 30), ("c", 20)):
+        proxies = [{"address": "10.0.0.1", "at": f"2026-11-20T22:{minute}:00Z"}]
+        (tmp_path / f"{name}.report").write_text(json.dumps({"proxies": proxies}))
+    (proxy,) = read_reports(tmp_path, AT).proxies
+    assert proxy.at == AT + timedelta(minutes=30)
