@@ -34,12 +34,13 @@ from gitboot.controller.instance.state_directory import (
     require_active,
     require_ledger,
 )
-from gitboot.controller.operator_requests import REFUSED
+from gitboot.controller.operator_requests import REFUSED, OperatorRequest
 from gitboot.errors import HostUnreachable, LedgerError, NotYetDone, UsageError
 from gitboot.evaluator.protocol import Commit
 from gitboot.files import convert_os_errors
 from gitboot.fleet.revision import Revision
 from gitboot.http_client import HttpClient
+from gitboot.jsonio import to_json_value
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, read_places
@@ -273,7 +274,7 @@ def select_names(instance: OfflineInstance, servers: tuple[str, ...], selector: 
     return names or None
 
 
-def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Commit | None = None) -> str:
+def request_change(state: Path, request: OperatorRequest, commit: Commit | None = None) -> str:
     """Send a request to the instance with this state directory, and return the outcome.
 
     If no instance is running, this process carries out the request. Some requests need ``commit``, the accepted commit.
@@ -289,7 +290,8 @@ def request_change(state: Path, kind: str, facts: Mapping[str, Any], commit: Com
         ledger = stack.enter_context(open_ledger(state / LEDGER))
         if process is None:
             ledger.database.take_lease(Holder.load(state))  # another instance could become active at the same time
-        number = instance_tables.add_request(ledger, current_time(), read_operator_name(), kind, facts)
+        facts = to_json_value(request)
+        number = instance_tables.add_request(ledger, current_time(), read_operator_name(), request.kind, facts)
         if process is None:
             carry_out_offline(ledger, commit, current_time(), read_held_change(state))
         else:

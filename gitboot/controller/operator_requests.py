@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
 
-from msgspec import structs
+from msgspec import UNSET, Meta, Struct, ValidationError, structs
 
 from gitboot.bmc.identity import accept_identity, are_different_systems
 from gitboot.bmc.override_state import NO_MARKS, OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
-from gitboot.bmc.power_steps import PowerRecordState
+from gitboot.bmc.power_steps import PowerRecord, PowerRecordState
 from gitboot.controller.bmcs.desired_state import set_power_states
 from gitboot.controller.records.evidence import confirm_secret_fetches
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
@@ -22,41 +22,255 @@ from gitboot.controller.records.ledger_trust import InitMode, accept_clock, init
 from gitboot.controller.records.provisioning import require_trusted_ledger, set_records
 from gitboot.errors import FleetOrders, StaleDigest, UsageError
 from gitboot.evaluator.protocol import Commit
-from gitboot.jsonio import format_instant
+from gitboot.fleet.revision import Revision
+from gitboot.jsonio import Digest, convert, format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import SystemUuid, parse_uuid
 from gitboot.resolve.install_attempts import satisfies_key
 from gitboot.resolve.plan_at_time import drop_ended_windows, make_plan
-from gitboot.resolve.provisioning_record import StopOrder, StopScope, get_provisioning_fields, parse_record
+from gitboot.resolve.provisioning_record import Record, StopOrder, StopScope, get_provisioning_fields, parse_record
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.status.instance_status import HeldCommit
 from gitboot.text import format_count, printable
 
-# {"items": [{"uuid", "server", "seen": `get_provisioning_fields`, …a record}], "reason"}. With "unknown", the request
-# is rejected if a server has a record by then, and with "commit", if another commit is accepted by then.
-RECORDS: Final = "records"
-RESOLVE: Final = "resolve"  # {"uuid", "server", "consumed", "key", "bmc", "reason"}
-ACCEPT: Final = "accept"  # {"uuid", "server", "shown": [uuid, serial], "reason"}
-REPLACE: Final = "replace"  # {"uuid", "server", "key", "reason"}
-CERTIFICATE: Final = "certificate"  # {"uuid", "server", "certificate", "reason"}
-RETRY: Final = "retry"  # {"uuids"}
-# {"action", "servers": [names], "reason"}; after this request, the command itself contacts the BMCs.
-POWER: Final = "power"
-POWERED: Final = "powered"  # {"action", "items": [{"server", "resetType", "sent", "why"}], "reason"}: the results
-BACK: Final = "back"  # {"uuid", "server", "reason"}: a server whose power was switched is in service again
-CLOCK: Final = "clock"  # {"reason"}
-# {"items": [{"uuid", "server", "seen": {secret: [addresses, fetches]}}], "reason"}
-SECRET_FETCHES: Final = "secret-fetches"  # noqa: S105 - the name of a request
-BEGIN: Final = "begin"  # {"how", "commit", "items": [{"uuid", …a record}]}; waits until a commit is accepted
-APPROVE: Final = "approve"  # {"digest", "guards", "reason"}
-SUSPEND: Final = "suspend"  # {"reason", "until"}
-RESUME: Final = "resume"  # {}
-STOP: Final = "stop"  # {"reason", "everything"}
-START: Final = "start"  # {}
+_Item = TypeVar("_Item")
 
 REFUSED: Final = "refused: "  # the outcome of a rejected request begins with this text
 _MIN_DIGITS: Final = 8  # digits of a digest that an operator has to type
 _DIGITS: Final = re.compile(r"[0-9a-f]{1,64}")
+
+
+# The kinds of requests. The ledger stores a request as JSON, whose keys are the names of the fields.
+
+
+class OperatorRequest(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The content of a request from an operator. Each kind of request is a subclass."""
+
+    kind: ClassVar[str]  # as in the ledger
+
+
+class SetRecords(OperatorRequest, frozen=True, kw_only=True):
+    """Replace the records of servers."""
+
+    kind: ClassVar = "records"
+
+    # Each item has the keys uuid and server, and those of a record. An item may also have the keys seen (the result of
+    # `get_provisioning_fields` for the record that the operator saw) and isForeign (another tool installed the server).
+    items: tuple[Mapping[str, Any], ...]
+    reason: str | None = None
+    commit: Revision | None = None  # reject the request if gitboot has accepted another commit by then
+    unknown: bool = False  # reject the request if a server has a record by then
+
+
+class BeginWithRecords(OperatorRequest, frozen=True, kw_only=True):
+    """Choose the first records of a ledger. gitboot carries out this request once it has accepted a commit."""
+
+    kind: ClassVar = "begin"
+
+    how: InitMode
+    items: tuple[Mapping[str, Any], ...] = ()  # each with the key uuid, and those of a record
+    commit: Revision | None = None  # reject the request if gitboot has accepted another commit by then
+
+
+class ServerRequest(OperatorRequest, frozen=True, kw_only=True):
+    """A request about one server and its BMC."""
+
+    uuid: SystemUuid
+    server: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        parse_uuid(self.uuid)  # raises a ValueError
+
+
+class ResolveOverride(ServerRequest, frozen=True, kw_only=True):
+    """State whether an override with an unknown outcome was consumed."""
+
+    kind: ClassVar = "resolve"
+
+    consumed: bool
+    key: str | None  # what the plan needs
+    bmc: list[str | None] | None  # the normalized address of the BMC in the Server document
+
+
+class AcceptIdentity(ServerRequest, frozen=True, kw_only=True):
+    """Pin the machine identity that a BMC reports."""
+
+    kind: ClassVar = "accept"
+
+    shown: list[str | None]  # the UUID and the serial number that the operator saw
+
+
+class ReplaceOverride(ServerRequest, frozen=True, kw_only=True):
+    """Allow gitboot to replace an override that another tool set."""
+
+    kind: ClassVar = "replace"
+
+    key: str | None  # what the plan needs
+
+
+class AcceptCertificate(ServerRequest, frozen=True, kw_only=True):
+    """Pin the certificate that a BMC presents."""
+
+    kind: ClassVar = "certificate"
+
+    certificate: str
+
+
+class MarkInService(ServerRequest, frozen=True, kw_only=True):
+    """State that a server whose power gitboot switched is in service again."""
+
+    kind: ClassVar = "back"
+
+
+class ContactBmcs(OperatorRequest, frozen=True, kw_only=True):
+    """Contact BMCs now instead of at the next scheduled time."""
+
+    kind: ClassVar = "retry"
+
+    uuids: tuple[SystemUuid, ...]
+
+    def __post_init__(self) -> None:
+        for uuid in self.uuids:
+            parse_uuid(uuid)  # raises a ValueError
+
+
+class SwitchPower(OperatorRequest, frozen=True, kw_only=True):
+    """Record that a command is about to switch the power of servers."""
+
+    kind: ClassVar = "power"
+
+    action: str
+    servers: tuple[str, ...]
+    reason: str
+
+
+class PowerSwitched(Struct, frozen=True, kw_only=True, rename="camel"):
+    """What a command sent to one BMC."""
+
+    server: str
+    reset_type: str | None
+    sent: bool | None  # None: the outcome is unknown
+    why: str | None  # why the command did not send a request, or why the outcome is unknown
+
+
+class RecordPowerResults(OperatorRequest, frozen=True, kw_only=True):
+    """Record what a command sent to BMCs after `SwitchPower`."""
+
+    kind: ClassVar = "powered"
+
+    action: str
+    items: tuple[PowerSwitched, ...]
+    reason: str
+
+
+class ConfirmClock(OperatorRequest, frozen=True, kw_only=True):
+    """Confirm that the clock of the instance shows the correct time."""
+
+    kind: ClassVar = "clock"
+
+    reason: str
+
+
+class SeenSecretFetches(Struct, frozen=True, kw_only=True):
+    """The fetches of secrets by one server that an operator saw."""
+
+    uuid: SystemUuid
+    server: str
+    seen: Mapping[str, tuple[int, int]]  # by secret: the numbers of addresses and of fetches
+
+    def __post_init__(self) -> None:
+        parse_uuid(self.uuid)  # raises a ValueError
+
+
+class ConfirmSecretFetches(OperatorRequest, frozen=True, kw_only=True):
+    """Confirm that the fetches of secrets were legitimate."""
+
+    kind: ClassVar = "secret-fetches"
+
+    items: tuple[SeenSecretFetches, ...]
+    reason: str
+
+
+class ApproveCommit(OperatorRequest, frozen=True, kw_only=True):
+    """Let the held commit pass guards."""
+
+    kind: ClassVar = "approve"
+
+    digest: Digest
+    guards: tuple[str, ...]
+    reason: str
+
+
+class SuspendAcceptance(OperatorRequest, frozen=True, kw_only=True):
+    """Accept no commits until a time."""
+
+    kind: ClassVar = "suspend"
+
+    reason: str
+    until: Annotated[datetime, Meta(tz=True)]
+
+
+class ResumeAcceptance(OperatorRequest, frozen=True, kw_only=True):
+    """Accept commits again."""
+
+    kind: ClassVar = "resume"
+
+
+class StopInstalls(OperatorRequest, frozen=True, kw_only=True):
+    """Withhold boots that write to disk, or all boots."""
+
+    kind: ClassVar = "stop"
+
+    reason: str
+    everything: bool
+
+
+class AllowInstalls(OperatorRequest, frozen=True, kw_only=True):
+    """End a stop from `StopInstalls`."""
+
+    kind: ClassVar = "start"
+
+
+_REQUEST_TYPES: Final[Mapping[str, type[OperatorRequest]]] = {
+    request_type.kind: request_type
+    for request_type in (
+        SetRecords,
+        BeginWithRecords,
+        ResolveOverride,
+        AcceptIdentity,
+        ReplaceOverride,
+        AcceptCertificate,
+        MarkInService,
+        ContactBmcs,
+        SwitchPower,
+        RecordPowerResults,
+        ConfirmClock,
+        ConfirmSecretFetches,
+        ApproveCommit,
+        SuspendAcceptance,
+        ResumeAcceptance,
+        StopInstalls,
+        AllowInstalls,
+    )
+}
+
+
+def parse_request(request: Request) -> OperatorRequest:
+    """Return the content of a request. Raises `UsageError` if another version of gitboot made the request."""
+    request_type = _REQUEST_TYPES.get(request.action)
+    if request_type is None:
+        raise UsageError(f"this version of gitboot does not support the request {request.action!r}")
+    try:
+        return convert(request.facts, request_type)
+    except ValidationError as error:
+        raise UsageError(
+            f"this version of gitboot cannot read the request {request.action!r} ({error}): use the same version of "
+            "gitboot as the instance"
+        ) from None
+
+
+# Carry out requests
 
 
 def carry_out_requests(
@@ -74,14 +288,15 @@ def carry_out_requests(
         try:
             # a surrogate, which the ledger cannot store as text, raises ValueError
             json.dumps(request.facts, ensure_ascii=False).encode()
-            outcome = _carry_out_request(update, request, commit, held)
-        except (UsageError, StaleDigest, ValueError, KeyError, TypeError, AttributeError) as error:
+            content = parse_request(request)
+            outcome = _carry_out_request(update, content, request.operator, commit, held)
+        except (UsageError, StaleDigest, ValueError) as error:
             outcome = f"{REFUSED}{error}"
-        type = "RecordsBegun" if request.action == BEGIN else "Requested"
+        event_type = "RecordsBegun" if request.action == BeginWithRecords.kind else "Requested"
         names = _list_servers(request.facts)
         servers: dict[str, Any] = {"servers": names} if names else {}
         message = f"{request.operator}: {outcome}"
-        update.add_event(type, message, who=request.operator, request=request.action, **servers)
+        update.add_event(event_type, message, who=request.operator, request=request.action, **servers)
         update.request_outcomes.append((request, outcome))
 
 
@@ -132,120 +347,177 @@ def check_approval(held: HeldCommit | None, digest: str, guards: Collection[str]
         raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
 
 
-def _carry_out_request(update: LedgerUpdate, request: Request, commit: Commit | None, held: HeldCommit | None) -> str:
+def _carry_out_request(
+    update: LedgerUpdate, request: OperatorRequest, operator: str, commit: Commit | None, held: HeldCommit | None
+) -> str:
     """Carry out one request, and return the outcome.
 
-    Raises `UsageError` or `StaleDigest` if the request must be rejected, and ValueError, KeyError, TypeError or
-    AttributeError if the request does not have the expected form.
+    Raises `UsageError`, `StaleDigest` or ValueError if the request must be rejected. In this case, nothing has changed.
     """
-    facts = request.facts
-    match request.action:
-        case "records":
+    match request:
+        case SetRecords():
             return _set_records(update, request)
-        case "begin" if commit is not None:
-            return _begin_with_records(update, facts, commit)
-        case "resolve" | "accept" | "certificate" | "replace" | "back":
-            return _ON_SERVER[request.action](update, parse_uuid(facts["uuid"]), facts["server"], facts)
-        case "clock":
+        case BeginWithRecords():
+            return _begin_with_records(update, request, commit)
+        case ResolveOverride():
+            return _resolve_override(update, request)
+        case AcceptIdentity():
+            return _accept_identity(update, request)
+        case ReplaceOverride():
+            return _replace_override(update, request)
+        case AcceptCertificate():
+            return _accept_certificate(update, request)
+        case MarkInService():
+            return _mark_in_service(update, request)
+        case ContactBmcs():
+            update.due_now.update(request.uuids)
+            return f"gitboot contacts {format_count(len(request.uuids), 'BMC')} now"
+        case SwitchPower():
+            return f"power {request.action} by hand: {', '.join(request.servers)} ({request.reason})"
+        case RecordPowerResults():
+            results = "; ".join(map(_describe_power_result, request.items))
+            return f"power {request.action} by hand: {results} ({request.reason})"
+        case ConfirmClock():
             accept_clock(update)
-            return f"confirmed that the clock was correct at {format_instant(update.at)} ({facts['reason']})"
-        case "secret-fetches":
-            names = confirm_secret_fetches(update, facts["items"])
-            return f"confirmed the secret fetches for {', '.join(names)} ({facts['reason']})"
-        case "retry":
-            uuids = [parse_uuid(uuid) for uuid in facts["uuids"]]
-            update.due_now.update(uuids)
-            return f"gitboot contacts {format_count(len(uuids), 'BMC')} now"
-        case "power":
-            return f"power {facts['action']} by hand: {', '.join(map(str, facts['servers']))} ({facts['reason']})"
-        case "powered":
-            results = "; ".join(map(_describe_power_result, facts["items"]))
-            return f"power {facts['action']} by hand: {results} ({facts['reason']})"
-        case "approve":
-            check_approval(held, facts["digest"], facts["guards"])
-            approval = Approval(facts["digest"], tuple(facts["guards"]), update.at, request.operator, facts["reason"])
-            update.approved.append(approval)
-            return f"approved {', '.join(approval.guards)} for the changes {approval.digest[:12]} ({approval.reason})"
-        case "suspend":
-            until = datetime.fromisoformat(facts["until"])
-            update.set_facts(suspension=Suspension(request.operator, facts["reason"], until))
-            return f"suspended commit acceptance until {format_instant(until)}: {facts['reason']}"
-        case "resume":
+            return f"confirmed that the clock was correct at {format_instant(update.at)} ({request.reason})"
+        case ConfirmSecretFetches():
+            return _confirm_secret_fetches(update, request)
+        case ApproveCommit():
+            check_approval(held, request.digest, request.guards)
+            update.approved.append(Approval(request.digest, request.guards, update.at, operator, request.reason))
+            guards = ", ".join(request.guards)
+            return f"approved {guards} for the changes {request.digest[:12]} ({request.reason})"
+        case SuspendAcceptance():
+            update.set_facts(suspension=Suspension(operator, request.reason, request.until))
+            return f"suspended commit acceptance until {format_instant(request.until)}: {request.reason}"
+        case ResumeAcceptance():
             was_suspended = update.facts.suspension is not None
             update.set_facts(suspension=None)
             return "resumed accepting commits" if was_suspended else "commit acceptance was not suspended"
-        case "stop":
-            stoppage = StopOrder(request.operator, str(facts["reason"]), bool(facts["everything"]))
-            update.set_facts(stoppage=stoppage)
-            return str(stoppage)
-        case "start":
-            was_stopped, claims = update.facts.stoppage is not None, update.before.claims
-            update.set_facts(stoppage=None)
-            if not was_stopped:
-                return "no stop from gitboot stop-installs was in force"
-            if claims:
-                return f"gitboot still withholds boots that write to disk: {claims[0]}"
-            return "gitboot offers boots again"
-    raise UsageError(f"this version of gitboot does not support the request {request.action!r}")
+        case StopInstalls():
+            stop_order = StopOrder(operator, request.reason, request.everything)
+            update.set_facts(stoppage=stop_order)
+            return str(stop_order)
+        case AllowInstalls():
+            return _allow_installs(update)
+    raise AssertionError(type(request))  # `_REQUEST_TYPES` contains only the types above
 
 
-def _set_records(update: LedgerUpdate, request: Request) -> str:
+class _ItemToSet(NamedTuple):
+    """One item of `SetRecords`."""
+
+    uuid: SystemUuid
+    server: str
+    record: Record
+    seen: Any  # the provisioning that the operator saw, or `UNSET`
+    is_foreign: bool
+
+
+def _set_records(update: LedgerUpdate, request: SetRecords) -> str:
     """Replace the records of servers, if they have not changed since the operator made the request."""
-    facts = request.facts
-    if facts.get("commit") not in (None, update.facts.accepted):
+    if request.commit not in (None, update.facts.accepted):
         raise UsageError("gitboot accepted another commit after you made this request; check the servers again")
     require_trusted_ledger(update)
-    items = [(parse_uuid(item["uuid"]), str(item["server"]), parse_record(item)) for item in facts["items"]]
-    seen = {parse_uuid(item["uuid"]): item["seen"] for item in facts["items"] if "seen" in item}
-    foreign = {parse_uuid(item["uuid"]) for item in facts["items"] if item.get("isForeign") is True}
-    for uuid, server, record in items:
-        now = update.record(uuid)
-        if (
-            (record.provision is None or uuid in foreign)
-            and uuid in seen
-            and now is not None
-            and now.provision is not None
-            and get_provisioning_fields(now) != seen[uuid]
-        ):
+    items = _parse_items(request.items, _parse_item_to_set)
+    for item in items:
+        if _was_installed_meanwhile(update, item):
             raise UsageError(
-                f"{server} was installed after you made this request; if you still want this change, repeat the request"
+                f"{item.server} was installed after you made this request; if you still want this change, repeat the "
+                "request"
             )
-    for uuid, server, _ in items if facts.get("unknown") else ():
-        if update.record(uuid) is not None:
+    for item in items if request.unknown else ():
+        if update.record(item.uuid) is not None:
             raise UsageError(
-                f"gitboot recorded an installation state for {server} after you made this request; check the record "
-                "first"
+                f"gitboot recorded an installation state for {item.server} after you made this request; check the "
+                "record first"
             )
-    set_records(update, items)
-    for uuid, _, record in items:
-        if record.provision is None:  # earlier overrides and power changes are not part of the new installation
-            update.set_secret_fetches(uuid, None)
-            _set_override_states(update, uuid, OverrideState.CLEARED, _is_provision_override)
-            set_power_states(update, uuid, PowerRecordState.REFUSED, lambda each: each.reason.startswith("provision/"))
-    reason = f" ({facts['reason']})" if facts.get("reason") else ""
+    set_records(update, [(item.uuid, item.server, item.record) for item in items])
+    for item in items:
+        if item.record.provision is None:  # earlier overrides and power changes are not part of the new installation
+            update.set_secret_fetches(item.uuid, None)
+            _set_override_states(update, item.uuid, OverrideState.CLEARED, _is_provision_override)
+            set_power_states(update, item.uuid, PowerRecordState.REFUSED, _is_provision_reset)
+    reason = f" ({request.reason})" if request.reason else ""
     if len(items) != 1:
         return f"set {len(items)} records{reason}"
-    _, server, record = items[0]
+    return f"{_describe_record(items[0].server, items[0].record)}{reason}"
+
+
+def _parse_items(items: Iterable[Mapping[str, Any]], parse: Callable[[Mapping[str, Any]], _Item]) -> list[_Item]:
+    """Parse the items of a request. Raises `UsageError` if an item is malformed."""
+    try:
+        return [parse(item) for item in items]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UsageError(f"the request contains a record that gitboot cannot read: {error}") from None
+
+
+def _parse_item_to_set(item: Mapping[str, Any]) -> _ItemToSet:
+    return _ItemToSet(
+        uuid=parse_uuid(item["uuid"]),
+        server=str(item["server"]),
+        record=parse_record(item),
+        seen=item.get("seen", UNSET),
+        is_foreign=item.get("isForeign") is True,
+    )
+
+
+def _was_installed_meanwhile(update: LedgerUpdate, item: _ItemToSet) -> bool:
+    """Return whether gitboot installed the server after the operator saw its record.
+
+    Only a request that makes the server pending, or that records an installation by another tool, depends on this.
+    """
+    if item.seen is UNSET or not (item.record.provision is None or item.is_foreign):
+        return False
+    current = update.record(item.uuid)
+    return current is not None and current.provision is not None and get_provisioning_fields(current) != item.seen
+
+
+def _describe_record(server: str, record: Record) -> str:
     if record.provision is None:
-        return f"recorded {server} as pending: gitboot installs the server when its plan allows{reason}"
+        return f"recorded {server} as pending: gitboot installs the server when its plan allows"
     image = ""
     if record.image:
         image = f" with BootImage/{record.image}"
     elif record.image is None and record.installed is not None:
         image = f" with {record.installed}"
-    return f"recorded {server} as provisioned: provision {record.provision}{image}{reason}"
+    return f"recorded {server} as provisioned: provision {record.provision}{image}"
 
 
-def _begin_with_records(update: LedgerUpdate, facts: Mapping[str, Any], commit: Commit) -> str:
-    if facts.get("commit") not in (None, commit.revision):
+def _begin_with_records(update: LedgerUpdate, request: BeginWithRecords, commit: Commit | None) -> str:
+    if commit is None:
+        raise UsageError("gitboot has not accepted a commit yet; repeat the request when it has")
+    if request.commit not in (None, commit.revision):
         raise UsageError(f"gitboot accepted {commit.revision} after you made this request; check the servers again")
-    records = {parse_uuid(item["uuid"]): parse_record(item) for item in facts.get("items", ())}
-    return initialise_ledger(update, commit, InitMode(facts["how"]), records)
+    records = dict(_parse_items(request.items, lambda item: (parse_uuid(item["uuid"]), parse_record(item))))
+    return initialise_ledger(update, commit, request.how, records)
 
 
-def _resolve_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+def _confirm_secret_fetches(update: LedgerUpdate, request: ConfirmSecretFetches) -> str:
+    for item in request.items:
+        if update.find_secret_fetches(item.uuid) is None:
+            raise UsageError(f"no secret fetch is recorded for {item.server}")
+    for item in request.items:
+        confirm_secret_fetches(update, item.uuid, item.seen)
+    names = ", ".join(item.server for item in request.items)
+    return f"confirmed the secret fetches for {names} ({request.reason})"
+
+
+def _allow_installs(update: LedgerUpdate) -> str:
+    was_stopped, claims = update.facts.stoppage is not None, update.before.claims
+    update.set_facts(stoppage=None)
+    if not was_stopped:
+        return "no stop from gitboot stop-installs was in force"
+    if claims:
+        return f"gitboot still withholds boots that write to disk: {claims[0]}"
+    return "gitboot offers boots again"
+
+
+# Requests about the BMC of one server
+
+
+def _resolve_override(update: LedgerUpdate, request: ResolveOverride) -> str:
     """Record whether the overrides and resets with an unknown outcome took place, as an operator stated."""
-    key, consumed, bmc, reason = facts["key"], facts["consumed"], facts["bmc"], facts["reason"]
+    uuid, server, key = request.uuid, request.server, request.key
     pinned = update.find_pin(uuid)
     seen = pinned.latest_identity if pinned is not None else None
     record = update.record(uuid) if update.before.is_trusted else None
@@ -263,66 +535,68 @@ def _resolve_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts
             return True
         if not override.state.is_open:
             return override.reason in (key, used_key)
-        is_at_another_bmc = override.bmc is not None and list(override.bmc.normalized_address) != bmc
+        is_at_another_bmc = override.bmc is not None and list(override.bmc.normalized_address) != request.bmc
         return is_at_another_bmc or (seen is not None and are_different_systems(override.shown, seen))
 
-    if not consumed and record is not None and used_key is not None:
+    if not request.consumed and record is not None and used_key is not None:
         set_records(update, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
-    override_state = OverrideState.LOST if consumed else OverrideState.CLEARED
+    override_state = OverrideState.LOST if request.consumed else OverrideState.CLEARED
     override_count = _set_override_states(update, uuid, override_state, is_affected)
-    power_state = PowerRecordState.REQUESTED if consumed else PowerRecordState.REFUSED
+    power_state = PowerRecordState.REQUESTED if request.consumed else PowerRecordState.REFUSED
     reset_count = set_power_states(update, uuid, power_state, lambda reset: reset.state is PowerRecordState.RECORDED)
-    if override_count and consumed:
-        return f"{server}: recorded the override as used; gitboot does not set it again ({reason})"
-    if override_count:
-        return f"{server}: recorded the override as not set; gitboot sets it if the plan requires it ({reason})"
-    if reset_count and consumed:
-        return f"{server}: recorded that gitboot switched its power, and will not switch it again ({reason})"
-    if reset_count:
-        return f"{server}: recorded that gitboot did not switch its power, and may still switch it ({reason})"
-    return f"{server}: no override or power request is unresolved"
+    if override_count and request.consumed:
+        outcome = "recorded the override as used; gitboot does not set it again"
+    elif override_count:
+        outcome = "recorded the override as not set; gitboot sets it if the plan requires it"
+    elif reset_count and request.consumed:
+        outcome = "recorded that gitboot switched its power, and will not switch it again"
+    elif reset_count:
+        outcome = "recorded that gitboot did not switch its power, and may still switch it"
+    else:
+        return f"{server}: no override or power request is unresolved"
+    return f"{server}: {outcome} ({request.reason})"
 
 
-def _describe_power_result(result: Mapping[str, Any]) -> str:
-    server = result["server"]
-    if result["sent"]:
-        return f"{server} was sent {result['resetType']}"
-    if result["sent"] is None:
-        return f"the power state of {server} may have changed: {result['why']}"
-    return f"{server} was not switched: {result['why']}"
+def _describe_power_result(result: PowerSwitched) -> str:
+    if result.sent:
+        return f"{result.server} was sent {result.reset_type}"
+    if result.sent is None:
+        return f"the power state of {result.server} may have changed: {result.why}"
+    return f"{result.server} was not switched: {result.why}"
 
 
-def _mark_in_service(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    if not set_power_states(update, uuid, PowerRecordState.BACK, lambda each: each.state.is_open):
-        return f"{server}: gitboot was not waiting for this server"
-    update.due_now.add(uuid)
-    return f"{server}: recorded that the server is in service again ({facts['reason']})"
+def _mark_in_service(update: LedgerUpdate, request: MarkInService) -> str:
+    if not set_power_states(update, request.uuid, PowerRecordState.BACK, lambda record: record.state.is_open):
+        return f"{request.server}: gitboot was not waiting for this server"
+    update.due_now.add(request.uuid)
+    return f"{request.server}: recorded that the server is in service again ({request.reason})"
 
 
-def _accept_identity(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+def _accept_identity(update: LedgerUpdate, request: AcceptIdentity) -> str:
     """Pin the machine identity that a BMC reports, if the BMC still reports the identity that the operator saw."""
-    pinned = update.find_pin(uuid)
-    if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != facts["shown"]:
+    pinned = update.find_pin(request.uuid)
+    if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != request.shown:
         seen = pinned.latest_identity if pinned is not None else "no machine"
-        raise UsageError(f"{server}'s BMC now shows {seen}; check the machine, then repeat the request")
-    update.set_pin(uuid, accept_identity(pinned, at=update.at))
-    update.due_now.add(uuid)
-    return f"{server}: accepted the machine that its BMC shows, {pinned.latest_identity} ({facts['reason']})"
+        raise UsageError(f"{request.server}'s BMC now shows {seen}; check the machine, then repeat the request")
+    update.set_pin(request.uuid, accept_identity(pinned, at=update.at))
+    update.due_now.add(request.uuid)
+    shown = pinned.latest_identity
+    return f"{request.server}: accepted the machine that its BMC shows, {shown} ({request.reason})"
 
 
-def _accept_certificate(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
-    certificate = str(facts["certificate"])
-    if (pinned := update.find_pin(uuid)) is None:
+def _accept_certificate(update: LedgerUpdate, request: AcceptCertificate) -> str:
+    server, certificate = request.server, request.certificate
+    if (pinned := update.find_pin(request.uuid)) is None:
         raise UsageError(f"gitboot has not pinned a certificate for {server}'s BMC")
-    update.set_pin(uuid, structs.replace(pinned, certificate=certificate))
-    update.due_now.add(uuid)
-    return f"{server}: accepted the certificate {certificate} presented by its BMC ({facts['reason']})"
+    update.set_pin(request.uuid, structs.replace(pinned, certificate=certificate))
+    update.due_now.add(request.uuid)
+    return f"{server}: accepted the certificate {certificate} presented by its BMC ({request.reason})"
 
 
-def _replace_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts: Mapping[str, Any]) -> str:
+def _replace_override(update: LedgerUpdate, request: ReplaceOverride) -> str:
     """Allow gitboot to replace a foreign override with the planned override."""
-    key = facts["key"]
-    record = next((each for each in update.overrides.list_records(uuid) if each.reason == key), None)
+    uuid, server, key = request.uuid, request.server, request.key
+    record = next((record for record in update.overrides.list_records(uuid) if record.reason == key), None)
     ended_states = (OverrideState.CLEARED, OverrideState.CONSUMED, OverrideState.UNSENT)
     if key is None or (record is not None and record.state not in ended_states):
         return f"{server}: there is no override to replace"
@@ -331,16 +605,7 @@ def _replace_override(update: LedgerUpdate, uuid: SystemUuid, server: str, facts
     )
     update.overrides.set_record(uuid, structs.replace(opened, state=OverrideState.OPENED, at=update.at))
     update.due_now.add(uuid)
-    return f"{server}: gitboot will replace the override on its BMC with the override for {key} ({facts['reason']})"
-
-
-_ON_SERVER: Final[Mapping[str, Callable[[LedgerUpdate, SystemUuid, str, Mapping[str, Any]], str]]] = {
-    RESOLVE: _resolve_override,
-    ACCEPT: _accept_identity,
-    CERTIFICATE: _accept_certificate,
-    REPLACE: _replace_override,
-    BACK: _mark_in_service,
-}
+    return f"{server}: gitboot will replace the override on its BMC with the override for {key} ({request.reason})"
 
 
 def _set_override_states(
@@ -366,6 +631,13 @@ def _is_provision_override(record: OverrideRecord) -> bool:
         OverrideState.LOST,
         OverrideState.SET_BY_ANOTHER,
     )
+
+
+def _is_provision_reset(record: PowerRecord) -> bool:
+    return record.reason.startswith("provision/")
+
+
+# Stops of boots
 
 
 def find_stop_scope(snapshot: LedgerSnapshot, accepted: Commit | None, orders: FleetOrders | None) -> StopScope:

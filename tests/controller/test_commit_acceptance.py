@@ -14,7 +14,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.controller.instance_state import AcceptanceState
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BeginWithRecords
 from gitboot.controller.stages.report import LEDGER_RETRY
 from gitboot.errors import InvalidRepository, NotEvaluated, UsageError
 from gitboot.evaluator.protocol import Commit, EvaluationResult, build_limit_problem
@@ -332,7 +332,9 @@ def test_e33_a_first_commit_installs_nothing_before_an_operator_begins_the_recor
             reconcile_once(parts, seconds)
             assert applied(parts) == commit
             assert dict(parts.reconciler.status.records) == {"Unknown": 6}
-        instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh", "commit": commit})
+        instance_tables.add_request(
+            parts.ledger, NOON, "ada", BeginWithRecords.kind, {"how": "fresh", "commit": commit}
+        )
         reconcile_once(parts, 2)
         assert dict(parts.reconciler.status.records) == {"Pending": 6}
 

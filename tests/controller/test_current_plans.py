@@ -13,7 +13,7 @@ from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
 from gitboot.controller.current_plans import DueQueue, Plans, find_changed_servers, replan
-from gitboot.controller.operator_requests import BEGIN, find_released_servers
+from gitboot.controller.operator_requests import BeginWithRecords, find_released_servers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
@@ -70,7 +70,7 @@ def test_a_commit_names_the_servers_that_it_changes(case: str, then: list[str], 
 
 def make_knowledge(commit: Commit) -> LedgerSnapshot:
     empty, everyone = LedgerSnapshot(facts=Facts(identity="mine")), tuple(commit.decisions.servers)
-    said = Request(1, NOON, "ada", BEGIN, {"how": "adopt"})
+    said = Request(1, NOON, "ada", BeginWithRecords.kind, {"how": "adopt"})
     return apply_batch(empty, Batch(requests=(said,), commit=commit, changed_servers=everyone), NOON).snapshot
 
 
@@ -202,7 +202,7 @@ def test_the_end_of_a_stop_releases_each_server_that_gitboot_then_boots_from_the
         ],
         documents(),
     )
-    said = Request(1, NOON, "ada", BEGIN, {"how": "fresh"})
+    said = Request(1, NOON, "ada", BeginWithRecords.kind, {"how": "fresh"})
     snapshot = apply_batch(
         LedgerSnapshot(facts=Facts(identity="mine")),
         Batch(requests=(said,), commit=commit, changed_servers=NAMES[:2]),

@@ -301,6 +301,9 @@ def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
         ("retry", {"uuids": [7]}),
         ("suspend", {"reason": "d\udce9faut", "until": "2099-01-01T00:00:00Z"}),
         ("retry", {"uuids": [WEB01], "servers": ["d\udce9faut"]}),
+        ("secret-fetches", {"items": [{"uuid": WEB01, "server": "web01", "seen": {}}], "reason": ""}),
+        ("suspend", {"reason": "", "until": "2099-01-01T00:00:00"}),
+        ("begin", {"how": "somehow"}),
     ],
 )
 def test_an_invalid_request_is_rejected_and_does_not_block_others(site: Site, what: str, facts: Any) -> None:
@@ -312,3 +315,15 @@ def test_an_invalid_request_is_rejected_and_does_not_block_others(site: Site, wh
     assert done == "gitboot contacts 1 BMC now"
     assert instance_tables.read_requests(site.bench.ledger) == ()
     assert site.bench.record == Record()
+
+
+def test_a_request_that_lacks_a_field_changes_nothing(site: Site) -> None:
+    site.decide(bmc=False)
+    site.bench.reconcile()
+    before = site.bench.snapshot.facts
+    numbers = [site.bench.request(action) for action in ("clock", "stop", "suspend")]
+    site.bench.reconcile()
+    assert site.bench.snapshot.facts == before
+    for number in numbers:
+        assert "missing required field" in site.bench.outcome(number), "the reason"
+        assert "use the same version of gitboot as the instance" in site.bench.outcome(number)

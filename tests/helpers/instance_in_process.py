@@ -31,7 +31,7 @@ from gitboot.controller.instance.settings import (
     TrustSettings,
 )
 from gitboot.controller.maintenance_hooks import HookClient
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BeginWithRecords
 from gitboot.controller.publication import ListedTarget
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
@@ -387,7 +387,7 @@ def run_in_process(
         source,
     ):
         if initial is not None:
-            instance_tables.add_request(instance.store, clock(), "ada", BEGIN, {"how": initial})
+            instance_tables.add_request(instance.store, clock(), "ada", BeginWithRecords.kind, {"how": initial})
         yield Parts(source, instance.store, instance.reconciler, events, folder / "spool")
 
 
@@ -474,7 +474,7 @@ class Bench:
         )
         self.instance = self._opened.enter_context(build_instance(settings, dependencies))
         if initial is not None:
-            self.request(BEGIN, **build_begin_request(initial))
+            self.request(BeginWithRecords.kind, **build_begin_request(initial))
         self.job_clock: datetime | None = None  # the clock of tasks at BMCs, if it is not the instance's
         self.before_recording: Callable[[OverrideRecord], None] = lambda _: None
         self.after_recording: Callable[[OverrideRecord], None] = lambda _: None

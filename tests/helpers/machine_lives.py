@@ -17,7 +17,7 @@ from msgspec import structs
 from gitboot.controller.bmcs.desired_state import build_media_urls
 from gitboot.controller.instance.assembly import Dependencies, build_instance
 from gitboot.controller.instance.settings import BmcSettings, GitSettings, Settings
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BeginWithRecords
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Inbox
 from gitboot.errors import LedgerError
@@ -339,7 +339,7 @@ class Life(WithoutFiles):
         )
         made = opened.enter_context(build_instance(settings, dependencies))
         if initial is not None:
-            instance_tables.add_request(ledger, self.now, "an operator", BEGIN, {"how": initial})
+            instance_tables.add_request(ledger, self.now, "an operator", BeginWithRecords.kind, {"how": initial})
         self.instance = Process(ledger, made.inbox, made.reconciler, opened)
 
     def kill(self) -> None:

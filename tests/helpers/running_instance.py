@@ -21,7 +21,8 @@ import pygit2
 
 from gitboot.cli.instance_client import request_change
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BeginWithRecords
+from gitboot.controller.records.ledger_trust import InitMode
 from gitboot.ledger.store import PostgresAddress, Store, write_address
 from gitboot.publish.tree_reader import read_records
 from gitboot.resolve.provisioning_record import make_record_fields
@@ -171,11 +172,12 @@ def copy_live_folder(folder: Path, target: Path) -> Path:
 def begin_records(state: Path, records: str | Path) -> None:
     """Tell the ledger of a running instance what to begin with, and wait until that is published."""
     eventually(lambda: has_ledger(state))
-    facts: dict[str, Any] = {"how": str(records)}
-    if records not in ("fresh", "adopt", "as-recorded"):
-        items = [{"uuid": uuid, **make_record_fields(record)} for uuid, record in read_records(Path(records)).items()]
-        facts = {"how": "records", "items": items}
-    outcome = request_change(state, BEGIN, facts)
+    if records in ("fresh", "adopt", "as-recorded"):
+        request = BeginWithRecords(how=InitMode(str(records)))
+    else:
+        items = ({"uuid": uuid, **make_record_fields(record)} for uuid, record in read_records(Path(records)).items())
+        request = BeginWithRecords(how=InitMode.RECORDS, items=tuple(items))
+    outcome = request_change(state, request)
 
     def is_known() -> bool:
         try:

@@ -23,7 +23,7 @@ from gitboot.cli.commands.provisioning_records import build_taken_record, read_h
 from gitboot.cli.main import Exit, cli
 from gitboot.controller.instance.assembly import open_offline
 from gitboot.controller.instance_state import LastFetch
-from gitboot.controller.operator_requests import RECORDS
+from gitboot.controller.operator_requests import SetRecords
 from gitboot.errors import InvalidRepository, SourceError, UsageError
 from gitboot.evaluator.client import assemble_commit
 from gitboot.evaluator.evaluation import CommitPair, Evaluator
@@ -401,7 +401,7 @@ def test_a_request_to_take_over_a_server_is_carried_out_once_the_instance_runs(
         given = {"items": [item], "reason": "moved", "commit": look.commit.revision, "unknown": True}
         world = two_sites.instances[new]
         instance_tables.add_request(
-            world.parts.ledger, world.now, "ada", RECORDS, given
+            world.parts.ledger, world.now, "ada", SetRecords.kind, given
         )  # and the process that gave it is killed
         copy = tmp_path / f"{new} again"
         for folder in ("state", "output"):

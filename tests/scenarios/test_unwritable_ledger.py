@@ -22,7 +22,7 @@ from gitboot.controller import loop as instance_loop
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.state_directory import CACHE, WITHDRAWALS, read_status
 from gitboot.controller.loop import Loop
-from gitboot.controller.operator_requests import CLOCK
+from gitboot.controller.operator_requests import ConfirmClock
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Store
@@ -295,7 +295,7 @@ def test_a_window_that_ended_without_the_ledger_stays_closed_after_the_clock_was
             bench.reconcile()
             assert "memtest-7" not in read_served_files(bench)
     if is_confirmed:
-        bench.request(CLOCK, reason="it is right")
+        bench.request(ConfirmClock.kind, reason="it is right")
     for _ in range(3):
         bench.reconcile()
         assert ("memtest-7" in read_served_files(bench)) is is_confirmed

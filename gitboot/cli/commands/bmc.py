@@ -47,12 +47,13 @@ from gitboot.controller.bmcs.manual_tasks import Inspection, format_override, in
 from gitboot.controller.instance.assembly import OfflineInstance
 from gitboot.controller.instance.state_directory import find_running_process
 from gitboot.controller.operator_requests import (
-    ACCEPT,
-    BACK,
-    CERTIFICATE,
-    REPLACE,
-    RESOLVE,
-    RETRY,
+    AcceptCertificate,
+    AcceptIdentity,
+    ContactBmcs,
+    MarkInService,
+    ReplaceOverride,
+    ResolveOverride,
+    ServerRequest,
     find_stop_scope,
 )
 from gitboot.controller.records.install_boots import remove_withheld_boots
@@ -193,7 +194,7 @@ def apply(servers: tuple[str, ...], selector: str | None, state: Path) -> None:
             with_bmc = {uuid for uuid, machine in instance.commit.machines.items() if machine.bmc is not None}
             uuids = sorted(with_bmc | instance.snapshot.overrides.keys())
         is_ledger_named = instance.commit.ledger is not None
-    echo_wrapped(request_change(state, RETRY, {"uuids": uuids}))
+    echo_wrapped(request_change(state, ContactBmcs(uuids=tuple(uuids))))
     _warn_without_ledger(is_ledger_named)
 
 
@@ -305,21 +306,21 @@ def resolve(server: str, state: Path, resolution: str | None, certificate: str |
                 "--certificate: expected a SHA-256 digest (64 hexadecimal digits), as shown by `gitboot bmc get`"
             ) from None
     at = current_time()
-    requests: list[_Request] = []
+    requests: list[ServerRequest] = []
     with open_offline(state, at) as instance:
         for uuid in find_machines(instance, server):
             if fingerprint is not None:
                 if uuid in instance.snapshot.pins:
-                    requests.append((CERTIFICATE, {"uuid": uuid, "certificate": fingerprint}))
+                    requests.append(AcceptCertificate(uuid=uuid, server=server, reason=reason, certificate=fingerprint))
             elif resolution is not None:
-                request = _build_request(instance, uuid, server, resolution, at)
+                request = _build_request(instance, uuid, server, resolution, reason, at)
                 if request is not None:
                     requests.append(request)
         is_ledger_named = instance.commit.ledger is not None
     if not requests:
         raise UsageError(f"gitboot has not read {server}'s BMC yet; run `gitboot bmc apply {quote_words(server)}`")
-    for request_type, details in requests:
-        echo_wrapped(request_change(state, request_type, details | {"server": server, "reason": reason}))
+    for request in requests:
+        echo_wrapped(request_change(state, request))
     if resolution in ("not-set", "replace"):
         _warn_without_ledger(is_ledger_named)
 
@@ -333,27 +334,32 @@ def _warn_without_ledger(is_ledger_named: bool) -> None:
         )
 
 
-_Request = tuple[str, dict[str, object]]  # the type of a request to the instance, and its content
-
-
 def _build_request(
-    instance: OfflineInstance, uuid: SystemUuid, server: str, resolution: str, at: datetime
-) -> _Request | None:
+    instance: OfflineInstance, uuid: SystemUuid, server: str, resolution: str, reason: str, at: datetime
+) -> ServerRequest | None:
     """Return the request for a resolution, or None if gitboot has not read the machine's BMC yet."""
     match resolution:
         case "same":
             pinned = instance.snapshot.pins.get(uuid)
             if pinned is None:
                 return None
-            return ACCEPT, {"uuid": uuid, "shown": [pinned.latest_identity.uuid, pinned.latest_identity.serial]}
+            shown = [pinned.latest_identity.uuid, pinned.latest_identity.serial]
+            return AcceptIdentity(uuid=uuid, server=server, reason=reason, shown=shown)
         case "back":
-            return BACK, {"uuid": uuid}
+            return MarkInService(uuid=uuid, server=server, reason=reason)
         case "replace":
-            return REPLACE, {"uuid": uuid, "key": _find_plan_key(instance, uuid, server, at)}
+            key = _find_plan_key(instance, uuid, server, at)
+            return ReplaceOverride(uuid=uuid, server=server, reason=reason, key=key)
     machine = instance.commit.machines.get(uuid)
     address = list(machine.bmc.normalized_address) if machine is not None and machine.bmc is not None else None
-    key = _find_plan_key(instance, uuid, server, at)
-    return RESOLVE, {"uuid": uuid, "consumed": resolution == "consumed", "key": key, "bmc": address}
+    return ResolveOverride(
+        uuid=uuid,
+        server=server,
+        reason=reason,
+        consumed=resolution == "consumed",
+        key=_find_plan_key(instance, uuid, server, at),
+        bmc=address,
+    )
 
 
 def _find_plan_key(instance: OfflineInstance, uuid: SystemUuid, server: str, at: datetime) -> str | None:

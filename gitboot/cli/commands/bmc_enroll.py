@@ -60,7 +60,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_private, require_active
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BeginWithRecords
 from gitboot.controller.records.ledger_trust import InitMode
 from gitboot.errors import OperatorError, TemporaryError, UsageError
 from gitboot.files import read_text, write_output_file
@@ -635,7 +635,10 @@ def _write_ledger(state: Path, path: Path, fleet: FleetRepository, plan: _Ledger
                 raise UsageError(f"an instance started using {state} in the meantime; repeat the command")
             with open_ledger(state / LEDGER) as store:
                 # An instance carries out this request with the first commit that it accepts.
-                instance_tables.add_request(store, current_time(), read_operator_name(), BEGIN, {"how": InitMode.ADOPT})
+                request = BeginWithRecords(how=InitMode.ADOPT)
+                instance_tables.add_request(
+                    store, current_time(), read_operator_name(), request.kind, to_json_value(request)
+                )
                 identity = store.progress[0]
     file = find_fleet_file(path, fleet)
     write_output_file(file, [_add_ledger_field(file, fleet, identity)])

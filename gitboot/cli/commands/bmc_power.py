@@ -41,9 +41,9 @@ from gitboot.controller.bmcs.manual_tasks import (
     list_manual_tasks,
     switch_power,
 )
-from gitboot.controller.operator_requests import POWER, POWERED
+from gitboot.controller.operator_requests import PowerSwitched, RecordPowerResults, SwitchPower
 from gitboot.errors import UsageError
-from gitboot.jsonio import format_document
+from gitboot.jsonio import convert, format_document
 from gitboot.standard_streams import style
 from gitboot.text import format_count, format_names, printable
 
@@ -225,12 +225,11 @@ def _change_power(
                 click.echo(f"{_describe_power_change(action, targets)}: {reason}", err=True)
                 confirm_or_abort(yes=yes)
             names = [task.server for task in targets]
-            request_change(state, POWER, {"action": action_name, "servers": names, "reason": reason})
+            request_change(state, SwitchPower(action=action_name, servers=tuple(names), reason=reason))
             with show_progress("BMCs", len(targets)) as advance:
                 sent = {result.task.uuid: result for result in switch(targets, send=True, on_done=advance)}
-            recorded = ("server", "resetType", "sent", "why")
-            items = [{name: result.facts()[name] for name in recorded} for result in sent.values()]
-            request_change(state, POWERED, {"action": action_name, "items": items, "reason": reason})
+            items = tuple(convert(result.facts(), PowerSwitched) for result in sent.values())
+            request_change(state, RecordPowerResults(action=action_name, items=items, reason=reason))
             results = [sent.get(result.task.uuid, result) for result in results]
     as_json = partial(format_document, items=[result.facts() for result in results])
     write_outputs(outputs, text=partial(_format_power_results, results), json=as_json)

@@ -391,16 +391,17 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
     digits of the digest. The line may contain several guards.
     """
     from gitboot.cli.instance_client import read_held_change, request_change
-    from gitboot.controller.operator_requests import APPROVE, check_approval, find_held_commit
+    from gitboot.controller.operator_requests import ApproveCommit, check_approval, find_held_commit
 
     if bool(guards) is all_guards:
         raise UsageError("specify either --all-guards or at least one --guard GUARD")
     read_status(state)  # this raises an error if no instance has ever run here
     require_active(state)
     held = find_held_commit(read_held_change(state), digest)
-    approved_guards = sorted(held.guards if all_guards else set(guards))
+    approved_guards = tuple(sorted(held.guards if all_guards else set(guards)))
     check_approval(held, held.digest, approved_guards)
-    echo_wrapped(request_change(state, APPROVE, {"digest": held.digest, "guards": approved_guards, "reason": reason}))
+    request = ApproveCommit(digest=held.digest, guards=approved_guards, reason=reason)
+    echo_wrapped(request_change(state, request))
 
 
 @click.command(
@@ -426,7 +427,7 @@ def allow_installs_command(state: Path) -> None:
         request_change,
         resolve_active_state,
     )
-    from gitboot.controller.operator_requests import START, find_released_servers, find_stop_scope
+    from gitboot.controller.operator_requests import AllowInstalls, find_released_servers, find_stop_scope
     from gitboot.controller.records.install_boots import remove_withheld_boots
     from gitboot.publish.tree_reader import remove_stop_file
 
@@ -451,7 +452,7 @@ def allow_installs_command(state: Path) -> None:
         sys.exit(Exit.PARTIAL)
     # Remove the stop files first. Otherwise the instance would adopt the stop again.
     messages = list(apply_to_folders(folders, remove_stop_file))
-    echo_wrapped(request_change(state, START, {}))
+    echo_wrapped(request_change(state, AllowInstalls()))
     if names:
         click.echo(f"{format_count(len(names), 'server')} may boot from the network now: {format_names(names)}")
     for message in messages:
@@ -476,9 +477,9 @@ def resume_command(state: Path) -> None:
     The instance accepts commits and sets overrides again.
     """
     from gitboot.cli.instance_client import request_change
-    from gitboot.controller.operator_requests import RESUME
+    from gitboot.controller.operator_requests import ResumeAcceptance
 
-    echo_wrapped(request_change(state, RESUME, {}))
+    echo_wrapped(request_change(state, ResumeAcceptance()))
 
 
 _NOT_RUNNING: Final = (
@@ -514,7 +515,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
         request_change,
         resolve_active_state,
     )
-    from gitboot.controller.operator_requests import STOP
+    from gitboot.controller.operator_requests import StopInstalls
     from gitboot.publish.tree_reader import write_stop_file
 
     at = current_time()
@@ -523,7 +524,7 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     folders = list_endpoint_folders(state)
     warnings = list(apply_to_folders(folders, lambda folder: write_stop_file(folder, stoppage, at)))
     try:
-        echo_wrapped(request_change(state, STOP, {"reason": reason, "everything": everything}))
+        echo_wrapped(request_change(state, StopInstalls(reason=reason, everything=everything)))
     except OperatorError as error:  # the instance adopts the endpoints' stop when the ledger is available again
         if len(warnings) == len(folders):
             raise
@@ -567,8 +568,8 @@ def suspend_command(state: Path, reason: str, until: datetime) -> None:
     an installation, and gitboot clears overrides. The suspension ends at --until, or with `gitboot resume`.
     """
     from gitboot.cli.instance_client import request_change
-    from gitboot.controller.operator_requests import SUSPEND
+    from gitboot.controller.operator_requests import SuspendAcceptance
 
     if until <= current_time():
         raise UsageError(f"--until {format_instant(until)} is in the past: use a future time, or a duration such as 2h")
-    echo_wrapped(request_change(state, SUSPEND, {"reason": reason, "until": format_instant(until)}))
+    echo_wrapped(request_change(state, SuspendAcceptance(reason=reason, until=until)))

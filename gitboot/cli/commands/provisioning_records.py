@@ -38,7 +38,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import echo_wrapped, format_table, wrap_text
 from gitboot.controller.instance.assembly import OfflineInstance, simulate_initialisation
-from gitboot.controller.operator_requests import BEGIN, CLOCK, RECORDS
+from gitboot.controller.operator_requests import BeginWithRecords, ConfirmClock, SetRecords
 from gitboot.controller.records.ledger_trust import InitMode, describe_unverified_ledger
 from gitboot.controller.records.provisioning import list_servers_to_install
 from gitboot.errors import UsageError
@@ -141,31 +141,32 @@ def begin(source: str, state: Path, yes: bool) -> None:
                 f"the Fleet {named}, but this instance has the ledger {identity}, so the instance is not active. "
                 "Set this instance's ledger in the Fleet (`gitboot status` prints the line), then repeat this command"
             )
-        facts: dict[str, Any] = {"how": source, "commit": instance.commit.revision}
-        if source not in (InitMode.FRESH, InitMode.ADOPT, InitMode.AS_RECORDED):
+        records: Mapping[SystemUuid, Record] = {}
+        if source in (InitMode.FRESH, InitMode.ADOPT, InitMode.AS_RECORDED):
+            mode = InitMode(source)
+        else:
+            mode = InitMode.RECORDS
             hint = "; pass fresh, adopt, as-recorded, or a file with exported records"
-            facts["how"] = InitMode.RECORDS
-            facts["items"] = [
-                {"uuid": uuid, **make_record_fields(record)}
-                for uuid, record in _read_exported_records(Path(source), hint).items()
-            ]
+            records = _read_exported_records(Path(source), hint)
+        items = tuple({"uuid": uuid, **make_record_fields(record)} for uuid, record in records.items())
+        request = BeginWithRecords(how=mode, items=items, commit=instance.commit.revision)
         if not instance.snapshot.is_trusted:
-            _confirm_records(instance, facts, yes=yes)
-    echo_wrapped(request_change(state, BEGIN, facts, instance.commit))
+            _confirm_records(instance, request, records, yes=yes)
+    echo_wrapped(request_change(state, request, instance.commit))
 
 
-def _confirm_records(instance: OfflineInstance, facts: dict[str, Any], *, yes: bool) -> None:
+def _confirm_records(
+    instance: OfflineInstance, request: BeginWithRecords, exported: Mapping[SystemUuid, Record], *, yes: bool
+) -> None:
     """Show the first record of each server. Ask for confirmation if gitboot would install a server."""
     decisions = instance.commit.decisions
-    after = simulate_initialisation(instance, facts, current_time())
+    after = simulate_initialisation(instance, request, current_time())
     records = {decision.server: after.stored_record(decision.uuid) for decision in decisions.servers.values()}
     unknown_count = sum(record is None for record in records.values())
     # gitboot never installs a server without a record, because the state of such a server is unknown.
     installed = tuple(name for name in list_servers_to_install(after, decisions) if records[name] is not None)
     described = {decision.uuid for decision in decisions.servers.values()}
-    other_records = {
-        str(item["uuid"]): parse_record(item) for item in facts.get("items", ()) if item["uuid"] not in described
-    }
+    other_records = {str(uuid): record for uuid, record in exported.items() if uuid not in described}
     click.echo(_format_first_records(records, installed, other_records))
     names = f": {', '.join(installed)}" if installed else ""
     click.echo(f"{format_count(len(installed), 'server')} would be installed{names}")
@@ -236,7 +237,7 @@ def confirm_clock(state: Path, reason: str) -> None:
     Do this if the clock is behind the ledger, or if no time service controls it. If a time service controls the clock
     later and then stops, confirm the clock again.
     """
-    echo_wrapped(request_change(state, CLOCK, {"reason": reason}))
+    echo_wrapped(request_change(state, ConfirmClock(reason=reason)))
 
 
 _MAX_VERSION: Final = 200  # maximum length of a version that an operator can enter
@@ -342,7 +343,7 @@ def set_record(
                 "policies set networkBoot: OnImageChange"
             )
         confirm_or_abort(yes=yes)
-    echo_wrapped(request_change(state, RECORDS, {"items": items, "reason": reason}))
+    echo_wrapped(request_change(state, SetRecords(items=tuple(items), reason=reason)))
 
 
 @records_command.command(
@@ -375,7 +376,7 @@ def import_records(file: Path, state: Path, reason: str) -> None:
         click.echo(
             f"ignored {strays} of {len(records)} records: the accepted commit does not contain their servers", err=True
         )
-    echo_wrapped(request_change(state, RECORDS, {"items": items, "reason": reason}))
+    echo_wrapped(request_change(state, SetRecords(items=tuple(items), reason=reason)))
 
 
 @records_command.command(
@@ -430,8 +431,8 @@ def take_over(file: Path, state: Path, reason: str) -> None:
         record = build_taken_record(exported, instance)
         server = _find_current_name(exported, instance)
     item = {"uuid": exported["uuid"], "server": server, **make_record_fields(record)}
-    facts = {"items": [item], "reason": reason, "commit": exported["commit"], "unknown": True}
-    echo_wrapped(request_change(state, RECORDS, facts))
+    request = SetRecords(items=(item,), reason=reason, commit=exported["commit"], unknown=True)
+    echo_wrapped(request_change(state, request))
 
 
 def _read_exported_records(file: Path, hint: str = "") -> dict[SystemUuid, Record]:

@@ -26,7 +26,7 @@ from gitboot.cli.options import (
     write_outputs,
 )
 from gitboot.cli.terminal import echo_wrapped, format_table
-from gitboot.controller.operator_requests import SECRET_FETCHES
+from gitboot.controller.operator_requests import ConfirmSecretFetches, SeenSecretFetches
 from gitboot.endpoint.age_encryption import AgeKeys, DecryptionError, encrypt, make_key
 from gitboot.errors import UsageError
 from gitboot.files import write_output_file
@@ -267,6 +267,6 @@ def _confirm_fetches(servers: tuple[str, ...], selector: str | None, state: Path
                     "servers that did"
                 )
             if server_fetches is not None:
-                seen = {secret: list(fetches.totals) for secret, fetches in server_fetches.secret_fetches.items()}
-                items.append({"uuid": decision.uuid, "server": server, "seen": seen})
-    echo_wrapped(request_change(state, SECRET_FETCHES, {"items": items, "reason": reason}))
+                seen = {secret: fetches.totals for secret, fetches in server_fetches.secret_fetches.items()}
+                items.append(SeenSecretFetches(uuid=decision.uuid, server=server, seen=seen))
+    echo_wrapped(request_change(state, ConfirmSecretFetches(items=tuple(items), reason=reason)))

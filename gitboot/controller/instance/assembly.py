@@ -10,7 +10,6 @@ from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from msgspec import Struct, field, structs
 
@@ -36,7 +35,7 @@ from gitboot.controller.instance.git_source import (
 from gitboot.controller.instance.settings import CheckAssets, Clock, Settings, Tell
 from gitboot.controller.instance_state import AcceptanceState, InstanceState
 from gitboot.controller.maintenance_hooks import HookClient, parse_hook_hosts
-from gitboot.controller.operator_requests import BEGIN, REFUSED
+from gitboot.controller.operator_requests import REFUSED, BeginWithRecords
 from gitboot.controller.publication import FollowedTarget, ListedTarget, build_followers
 from gitboot.controller.reconcile import Reconciler
 from gitboot.controller.reconcile_inputs import Components, Inbox, UnknownMachineFile, UnrecordedClearings
@@ -60,7 +59,7 @@ from gitboot.files import check_fetch_log_folder, check_output_directory, check_
 from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.revision import FileChanges, Revision
 from gitboot.git.clone import Source, load_accepted_snapshot
-from gitboot.jsonio import encode_canonical, format_instant
+from gitboot.jsonio import encode_canonical, format_instant, to_json_value
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
 from gitboot.ledger.open_ledger import copy_ledger, open_copy, set_ledger_aside
@@ -744,13 +743,13 @@ def carry_out_offline(store: Store, commit: Commit | None, at: datetime, held: H
     write_updates(store, [apply_batch(_read_offline_ledger(store), batch, at).update])
 
 
-def simulate_initialisation(instance: OfflineInstance, facts: Mapping[str, Any], at: datetime) -> LedgerSnapshot:
+def simulate_initialisation(instance: OfflineInstance, request: BeginWithRecords, at: datetime) -> LedgerSnapshot:
     """Return the `LedgerSnapshot` that would result if an operator requested to begin with records.
 
     This function does not store the result. Raises `UsageError`.
     """
     batch = Batch(
-        requests=(instance_tables.Request(0, at, "", BEGIN, facts),),
+        requests=(instance_tables.Request(0, at, "", request.kind, to_json_value(request)),),
         commit=instance.commit,
         changed_servers=tuple(instance.commit.decisions.servers),
     )

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
-from typing import Any
 
 from msgspec import Struct, structs
 
@@ -34,7 +33,6 @@ from gitboot.controller.records.provisioning import (
     record_override_consumed,
     record_provisioned,
 )
-from gitboot.errors import UsageError
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import (
     Observation,
@@ -55,7 +53,7 @@ from gitboot.ledger import server_tables
 from gitboot.ledger.server_tables import PendingObservation
 from gitboot.ledger.store import Store
 from gitboot.model import fleet
-from gitboot.model.scalars import SystemUuid, parse_uuid
+from gitboot.model.scalars import SystemUuid
 from gitboot.render.paths import find_token
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
@@ -577,24 +575,18 @@ def forget_earlier_fetches(update: LedgerUpdate, offer: Offer) -> None:
         update.set_secret_fetches(offer.uuid, None)
 
 
-def confirm_secret_fetches(update: LedgerUpdate, items: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Record that an operator confirmed these fetches of secrets. Return the server names.
+def confirm_secret_fetches(update: LedgerUpdate, uuid: SystemUuid, seen: Mapping[str, tuple[int, int]]) -> None:
+    """Record that an operator confirmed the fetches of a server's secrets.
 
-    Raises `UsageError` if no fetch is recorded for a server.
+    ``seen`` contains the numbers of addresses and of fetches that the operator saw, by secret.
     """
-    names = []
-    for item in items:
-        uuid = SystemUuid(parse_uuid(item["uuid"]))
-        if (before := update.find_secret_fetches(uuid)) is None:
-            raise UsageError(f"no secret fetch is recorded for {item['server']}")
-        secrets = dict(before.secrets)
-        for name, fetches in before.secrets.items():
-            if seen := item["seen"].get(name):  # the counts of addresses and fetches that the operator saw
-                addresses, times = seen
-                secrets[name] = structs.replace(fetches, confirmed=(max(1, addresses), times))
-        update.set_secret_fetches(uuid, structs.replace(before, secrets=secrets))
-        names.append(str(item["server"]))
-    return names
+    if (before := update.find_secret_fetches(uuid)) is None:
+        return
+    secrets = dict(before.secrets)
+    for name in before.secrets.keys() & seen.keys():
+        addresses, times = seen[name]
+        secrets[name] = structs.replace(before.secrets[name], confirmed=(max(1, addresses), times))
+    update.set_secret_fetches(uuid, structs.replace(before, secrets=secrets))
 
 
 def _provision_key(offer: Offer) -> str:

@@ -17,7 +17,7 @@ from gitboot.controller.bmcs.schedule import (
 )
 from gitboot.controller.instance_state import InstanceState
 from gitboot.controller.maintenance_hooks import list_questions
-from gitboot.controller.operator_requests import APPROVE
+from gitboot.controller.operator_requests import ApproveCommit
 from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.records import ledger_changes, ledger_snapshot
 from gitboot.controller.records.ledger_trust import describe_clock_lag, describe_unsynced_clock
@@ -82,7 +82,9 @@ def _wait_for_bmc_tasks(state: InstanceState, context: ReconcileContext) -> Inst
                 build_batch(state, state.acceptance, ready, (), context),
                 written_records=ready.written_records,
                 clearings=ready.clearings,
-                requests=tuple(each for each in ready.requests if each.action != APPROVE or state.acceptance.is_judged),
+                requests=tuple(
+                    each for each in ready.requests if each.action != ApproveCommit.kind or state.acceptance.is_judged
+                ),
                 held=state.acceptance.held,
             )
             result = ledger_changes.apply_batch(state.snapshot, batch, context.at)

@@ -18,7 +18,7 @@ from gitboot.controller.bmcs.schedule import (
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
 from gitboot.controller.instance_state import AcceptanceState, InstanceState, can_plan
 from gitboot.controller.maintenance_hooks import ClearanceChange, HookClient, Question, find_clearances
-from gitboot.controller.operator_requests import APPROVE, BEGIN
+from gitboot.controller.operator_requests import ApproveCommit, BeginWithRecords
 from gitboot.controller.reconcile_inputs import Inbox, Intake, ReconcileContext
 from gitboot.controller.records import ledger_changes
 from gitboot.controller.records.evidence import BmcEvidence, find_unoffered_boots, match_fetches
@@ -102,8 +102,9 @@ def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
     the newest commit has been judged again.
     """
     intake, acceptance, forge_report = context.intake, state.acceptance, state.forge_report
-    waiting_actions = {BEGIN} if acceptance.is_judged else {BEGIN, APPROVE}
-    context.is_approval_left = any(each.action == APPROVE for each in intake.requests if each.action in waiting_actions)
+    waiting_kinds = {BeginWithRecords.kind} if acceptance.is_judged else {BeginWithRecords.kind, ApproveCommit.kind}
+    waiting = {request.action for request in intake.requests} & waiting_kinds
+    context.is_approval_left = ApproveCommit.kind in waiting
     # Whether the forge knew the change number that the ledger had when it was opened. This proves nothing if the ledger
     # was unused for a long time.
     is_known_to_forge = (
@@ -121,7 +122,7 @@ def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
             unwritten_clock=state.unwritten_clock,
             written_records=intake.written_records,
             clearings=intake.clearings,
-            requests=tuple(each for each in intake.requests if each.action not in waiting_actions),
+            requests=tuple(each for each in intake.requests if each.action not in waiting_kinds),
             stoppage=intake.stoppage,
             events=tuple(_report_unproven_status(state, context)),
             held=acceptance.held,
@@ -208,7 +209,7 @@ def build_batch(
     return structs.replace(
         batch,
         commit=accepted,
-        requests=tuple(each for each in ready.requests if each.action == BEGIN),
+        requests=tuple(each for each in ready.requests if each.action == BeginWithRecords.kind),
         changed_servers=find_changed_servers(planned_commit, acceptance.offered or accepted) | unplanned,
         removed_machines=find_departed_machines(planned_commit, accepted) if snapshot.recorded_commit else None,
         installing=state.plans.begun.keys() | unplanned,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BeginWithRecords
 from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import install_step
@@ -163,7 +163,7 @@ def test_an_unknown_outcome_survives_a_restart_and_an_export_of_the_records(tmp_
             each.wait(minutes=2)
         assert summarize_plan(bench.plan()) == UNKNOWN
         other.plan()
-        other.request(BEGIN, **build_begin_request({SystemUuid(make_uuid("web01")): record}))
+        other.request(BeginWithRecords.kind, **build_begin_request({SystemUuid(make_uuid("web01")): record}))
         assert summarize_plan(other.plan()) == UNKNOWN
 
 

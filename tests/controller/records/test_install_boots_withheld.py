@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.cli.instance_client import request_change
-from gitboot.controller.operator_requests import APPROVE
+from gitboot.controller.operator_requests import ApproveCommit
 from gitboot.evaluator.protocol import Commit, EvaluationResult
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fetchlog.spool import SpoolFile, encode_line
@@ -139,7 +139,7 @@ def break_fetch_log(parts: Parts) -> None:
 
 def approve(parts: Parts, digest: str) -> None:
     facts = {"digest": digest, "guards": ["maxReinstalls"], "reason": "planned"}
-    instance_tables.add_request(parts.ledger, NOON, "op", APPROVE, facts)
+    instance_tables.add_request(parts.ledger, NOON, "op", ApproveCommit.kind, facts)
 
 
 def planned(parts: Parts, name: str) -> BootPlan:
@@ -764,8 +764,8 @@ def test_finding_r1_a_revert_ends_the_bad_image_at_once_and_its_loss_is_a_condit
     with run(records="adopt") as instance:
         bad = repository.push(documents(BAD))
         held = eventually(lambda: held_is(instance, bad))
-        given = {"digest": held["digest"], "guards": held["guards"], "reason": "planned"}
-        request_change(tmp_path / "state", APPROVE, given)
+        request = ApproveCommit(digest=held["digest"], guards=tuple(held["guards"]), reason="planned")
+        request_change(tmp_path / "state", request)
         eventually(lambda: instance.status()["applied"]["commit"] == bad)
         assert f"{BAD}/kernel" in instance.get(paths["web03"]).text
         revert = repository.push(documents())

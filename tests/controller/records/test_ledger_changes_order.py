@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.controller.current_plans import Plans, find_changed_servers, find_departed_machines, replan
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BeginWithRecords
 from gitboot.controller.records.ledger_changes import Batch, BatchResult, apply_batch
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.client import assemble_commit
@@ -685,7 +685,7 @@ class IncrementalRun:
 
     def _learn(self, commit: Commit) -> BatchResult:
         settled = self._plans.commit if self._knowledge.recorded_commit is not None else None
-        adopt = Request(1, self.at, "ada", BEGIN, {"how": "adopt"})
+        adopt = Request(1, self.at, "ada", BeginWithRecords.kind, {"how": "adopt"})
         batch = Batch(
             commit=commit,
             requests=(adopt,) if self._knowledge.recorded_commit is None else (),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BeginWithRecords
 from gitboot.controller.records.ledger_snapshot import LedgerUpdate
 from gitboot.controller.records.provisioning import record_override_consumed
 from gitboot.errors import LedgerError
@@ -379,7 +379,7 @@ def test_a_number_that_was_lowered_before_the_ledger_begins_is_installed(tmp_pat
         bench.decide(*fleet_of(1))
         if not together:
             assert summarize_plan(bench.plan()) == UNKNOWN
-        bench.request(BEGIN, **build_begin_request("fresh"))
+        bench.request(BeginWithRecords.kind, **build_begin_request("fresh"))
         assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == TO_INSTALL
         bench.decide(*fleet_of(1), server("web02", "role: web", "provision: 0"))
         assert summarize_plan(bench.plan()) == TO_INSTALL
@@ -391,7 +391,7 @@ def test_a_number_that_was_lowered_while_the_ledger_was_unverified_withdraws_the
     with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
         bench.decide(*fleet_of(3)).plan()
         assert summarize_plan(bench.decide(*fleet_of(1)).plan()) == UNKNOWN
-        bench.request(BEGIN, how="as-recorded")
+        bench.request(BeginWithRecords.kind, how="as-recorded")
         assert [summarize_plan(bench.plan()) for _ in range(3)][-1] == INSTALLED
 
 
@@ -714,7 +714,7 @@ def test_an_operator_request_for_a_server_returns_no_boot_of_a_maintenance(tmp_p
 def test_a_maintenance_of_an_adopted_ledger_gets_no_minute_of_grace(tmp_path: Path) -> None:
     with Bench(tmp_path, initial=None) as bench:
         bench.decide(*fleet_of(1, "Once", repair())).plan()
-        bench.request(BEGIN, **build_begin_request("adopt"))
+        bench.request(BeginWithRecords.kind, **build_begin_request("adopt"))
         assert summarize_plan(bench.plan()) == (Phase.DISK, Cause.MAINTENANCE_DONE)
 
 

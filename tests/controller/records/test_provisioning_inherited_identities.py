@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from gitboot.controller.operator_requests import BEGIN
+from gitboot.controller.operator_requests import BeginWithRecords
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.model.scalars import SystemUuid, swap_byte_order
 from gitboot.resolve.fleet_decisions import decide
@@ -115,7 +115,7 @@ def push_story(
         for number, machines in enumerate(story):
             repository.push(files(machines, **fleet), f"Commit {number}")
             if number == 0:
-                instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+                instance_tables.add_request(parts.ledger, NOON, "ada", BeginWithRecords.kind, {"how": "fresh"})
             if looks or number in (0, len(story) - 1):
                 reconcile_twice(parts, number * 60)
                 if number < len(story) - 1:
@@ -314,7 +314,7 @@ def push(parts: Parts, repository: Repository, story: Story) -> None:
     for number, machines in enumerate(story):
         repository.push(files(machines), f"Commit {number}")
         if number == 0:
-            instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+            instance_tables.add_request(parts.ledger, NOON, "ada", BeginWithRecords.kind, {"how": "fresh"})
         reconcile_twice(parts, number * 60)
 
 
@@ -368,7 +368,7 @@ def test_a_commit_is_held_for_an_identity_that_a_machine_lost_in_an_earlier_held
 def test_a_restart_between_the_commits_changes_nothing(repository: Repository, start: Start) -> None:
     with start() as parts:
         repository.push(files(TWO_COMMITS[0]))
-        instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+        instance_tables.add_request(parts.ledger, NOON, "ada", BeginWithRecords.kind, {"how": "fresh"})
         reconcile_twice(parts)
     with start() as parts:
         repository.push(files(TWO_COMMITS[1]))
@@ -426,7 +426,7 @@ def test_an_instance_whose_clone_is_lost_compares_with_the_machines_in_the_ledge
     limits = structs.replace(LIMITS, allow_rewind=True)
     with run_in_process(tmp_path, repository.bare, limits=limits) as parts:
         repository.push(files([old_machine(mac=MAC), new_machine()]))
-        instance_tables.add_request(parts.ledger, NOON, "ada", BEGIN, {"how": "fresh"})
+        instance_tables.add_request(parts.ledger, NOON, "ada", BeginWithRecords.kind, {"how": "fresh"})
         reconcile_twice(parts)
     shutil.rmtree(tmp_path / "git")
     shutil.rmtree(tmp_path / "state" / "repository.git")

@@ -15,7 +15,14 @@ from unittest.mock import patch
 
 import psycopg
 
-from gitboot.controller.operator_requests import APPROVE, BEGIN, CLOCK, RECORDS, START, STOP
+from gitboot.controller.operator_requests import (
+    AllowInstalls,
+    ApproveCommit,
+    BeginWithRecords,
+    ConfirmClock,
+    SetRecords,
+    StopInstalls,
+)
 from gitboot.endpoint.recorder import Forwarder
 from gitboot.errors import GitbootError, HeldByAnother, PublishError
 from gitboot.fetchlog.one_time_boots import FetchLogUnavailable
@@ -131,7 +138,8 @@ class Site(RunningSite):
         held = self.instance.reconciler.status.held if self.instance is not None else None
         if self.instance is None or held is None or held.commit != self.origin.line[-1]:
             return
-        if self._request(APPROVE, {"digest": held.digest, "guards": list(held.guards), "reason": "looked at"}):
+        approval = {"digest": held.digest, "guards": list(held.guards), "reason": "looked at"}
+        if self._request(ApproveCommit.kind, approval):
             self.book.acknowledge(self.commit.labels)
             self.counts["acknowledged with a shell"] += 1
 
@@ -282,7 +290,7 @@ class Site(RunningSite):
         if self.instance is not None:
             known = self.instance.reconciler.state.snapshot.stored_record(SystemUuid(make_uuid("web01")))
             item["runs"] = make_record_fields(known or Record())["runs"]  # as `gitboot records set` keeps them
-        if self._request(RECORDS, {"items": [item], "reason": "I was there"}):
+        if self._request(SetRecords.kind, {"items": [item], "reason": "I was there"}):
             for label in {each.label for each in self.since}:
                 if provisioned:
                     self.book.requests[label].may_be_done = True
@@ -295,7 +303,7 @@ class Site(RunningSite):
             write_stop_file(folder, StopOrder("ada", "smoke", everything), self.clock)
             self.stopped = self.stop_requested = True
         self.counts["stopped without an instance"] += self.instance is None
-        if self._request(STOP, {"reason": "smoke", "everything": everything}):
+        if self._request(StopInstalls.kind, {"reason": "smoke", "everything": everything}):
             self.stop_requested = True
             self.reconcile()
 
@@ -303,7 +311,7 @@ class Site(RunningSite):
         for folder in self._stop_folders:
             remove_stop_file(folder)
         self.stopped = self.stop_requested = False
-        if self._request(START, {}):
+        if self._request(AllowInstalls.kind, {}):
             self.reconcile()
 
     @property
@@ -315,7 +323,7 @@ class Site(RunningSite):
         if self.instance is None:
             return
         before = len(self.instance.events)
-        self._request(BEGIN, {"how": "adopt"})
+        self._request(BeginWithRecords.kind, {"how": "adopt"})
         self.reconcile()
         if self.instance is None:
             return
@@ -325,7 +333,7 @@ class Site(RunningSite):
                 self.book.mark_done(self.known_commit.label)
 
     def accept_clock(self) -> None:
-        if self._request(CLOCK, {"reason": "it is right"}):
+        if self._request(ConfirmClock.kind, {"reason": "it is right"}):
             self.reconcile()
 
     # The end
