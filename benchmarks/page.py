@@ -187,7 +187,7 @@ SECTIONS: Final = (
     _Section(
         title="BMCs",
         text=(
-            "Each BMC uses TLS and answers after 300 ms. An instance starts, and sets and confirms an override at each "
+            "Each BMC uses TLS and answers after 300 ms. An instance starts, and sets and confirms an override on each "
             "BMC. Stock sushy does the same with 64 threads and without a ledger."
         ),
         rows=("bmcs",),

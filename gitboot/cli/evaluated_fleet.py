@@ -401,8 +401,8 @@ def print_unknown_servers(plans: Iterable[BootPlan | None], state: Path | None =
 records_option = click.option(
     "--records",
     metavar="fresh|adopt|FILE",
-    help="What is installed. With fresh, servers with provision 1 or more are not installed yet. With adopt, all "
-    "servers are installed. FILE contains exported records, such as ops/records of an output tree. gitboot never "
+    help="What is installed. fresh: treat servers with provision 1 or more as not installed yet. adopt: treat all "
+    "servers as installed. FILE contains exported records, such as ops/records of an output tree. gitboot never "
     "installs a server without a record. Default: no records, and no installations.",
 )
 

@@ -175,9 +175,9 @@ class Serving:
 
     restrict: Boolean = Field(
         default=False,
-        description="true: a server that boots its disk gets a 404, but only if unknownServers is NotFound. Otherwise "
-        "the server gets its local-disk script, so that it never boots the boot script for unknown machines. Default: "
-        "false.",
+        description="true: a server that boots from its disk gets a 404, but only if unknownServers is NotFound. "
+        "Otherwise the server gets its local-disk script, so that it never boots the boot script for unknown machines. "
+        "Default: false.",
     )
     one_time_boots: OneTimeBoots = Field(
         default=OneTimeBoots.ENDPOINT_ONLY,

@@ -257,33 +257,33 @@ def access_files(state: Path, credentials: Path | None) -> None:
     "resolution",
     flag_value="not-set",
     allow_from_autoenv=False,
-    help="The override was never set. gitboot sets it if the plan still wants it (condition NeedsOperator).",
+    help="The override was never set. gitboot sets it if the plan still needs it (condition NeedsOperator).",
 )
 @click.option(
     "--same",
     "resolution",
     flag_value="same",
     allow_from_autoenv=False,
-    help="The machine at the BMC is SERVER, although it shows another identity (condition AnotherMachine).",
+    help="The machine behind the BMC is SERVER, even though it shows another identity (condition AnotherMachine).",
 )
 @click.option(
     "--replace",
     "resolution",
     flag_value="replace",
     allow_from_autoenv=False,
-    help="gitboot may replace an override that someone else set (condition ForeignOverride).",
+    help="Let gitboot replace an override that someone else set (condition ForeignOverride).",
 )
 @click.option(
     "--back",
     "resolution",
     flag_value="back",
     allow_from_autoenv=False,
-    help="SERVER is in service again, although its BMC did not confirm it (condition PowerWavesRunning).",
+    help="SERVER is in service again, even though its BMC did not confirm this (condition PowerWavesRunning).",
 )
 @click.option(
     "--certificate",
     metavar="SHA256",
-    help="The new certificate of the BMC has this fingerprint. First compare it with the certificate on the BMC.",
+    help="The BMC's new certificate has this fingerprint. First compare it with the certificate on the BMC.",
 )
 @reason_option
 @evaluator_command

@@ -99,7 +99,7 @@ parallel_option = click.option(
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Write new documents to OUT/servers. Default: write none.",
+    help="Write new documents to DIRECTORY/servers. Default: write none.",
 )
 @parallel_option
 @click.option("--detailed-exitcode", is_flag=True, help="Exit with 2 if a machine differs from its document.")

@@ -88,7 +88,7 @@ def new_command() -> None:
 @click.option(
     "--state",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The state directory of the instance that recorded the machine of --seen. Default: the variable "
+    help="The state directory of the instance that recorded the machine from --seen. Default: the variable "
     "GITBOOT_STATE.",
 )
 @click.option("--bmc", "address", metavar="ADDRESS", help="Read the facts from this BMC by Redfish.")
