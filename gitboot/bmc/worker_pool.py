@@ -1,4 +1,8 @@
-"""Worker pool: run tasks at many BMCs in parallel, with one connection to each BMC."""
+"""Worker pool: run tasks on many BMCs in parallel, with one connection to each BMC.
+
+Other packages use `BmcPool`. The pool runs its tasks in a `TaskRunner`, which adapts the number of parallel tasks at each
+site to the response times (`ConcurrencyLimit`), and keeps the connections in a `ConnectionCache`.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +38,7 @@ if TYPE_CHECKING:
     from gitboot.bmc.redfish.transport import ResponseSample
 
 
-# Tasks
-
+_logger = logging.getLogger(__name__)
 
 MAX_PARALLEL: Final = 256
 MAX_PER_SITE: Final = 128
@@ -51,9 +54,16 @@ _MAX_LOST_SHARE: Final = 0.1  # the share of the previously responsive BMCs that
 # the best latency grows by this factor in each round, because a network may become slower permanently
 _BEST_LATENCY_GROWTH: Final = 1.1
 
+# gitboot closes a connection that was idle for this long; tasks on a busy BMC follow each other faster
+_IDLE_S: Final = 900
+_LOGOUT_TIMEOUT_S: Final = 2  # the time to log out of all connections together when the process ends
+
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
-Later = Callable[[float, Callable[[], None]], None]
+CallLater = Callable[[float, Callable[[], None]], None]  # calls a function after a delay in seconds
+
+
+# The task runner
 
 
 class Task(NamedTuple, Generic[Key, Value]):
@@ -61,11 +71,11 @@ class Task(NamedTuple, Generic[Key, Value]):
 
     key: Key
     site: str | None  # None: the site is unknown, so only the limit for all sites applies
-    # returns the result, and the measured response time; None: gitboot did not send a request to the BMC
+    # returns the result and the response time, or None instead of the time if gitboot sent no request to the BMC
     work: Callable[[], tuple[Value, ResponseSample | None]]
 
 
-def call_later(seconds: float, callback: Callable[[], None]) -> None:
+def start_timer(seconds: float, callback: Callable[[], None]) -> None:
     """Call ``callback`` in another thread after a delay, unless the process ends before."""
     timer = threading.Timer(seconds, callback)
     timer.daemon = True
@@ -86,19 +96,19 @@ class TaskRunner(Generic[Key, Value]):
         max_per_site: int = MAX_PER_SITE,
         *,
         on_results: Callable[[], None] = lambda: None,
-        call_after: Later = call_later,
+        call_later: CallLater = start_timer,
     ) -> None:
         self._max_parallel, self._max_per_site = max_parallel, max_per_site
-        self._on_results, self._later = on_results, call_after
-        self._threads = ThreadPoolExecutor(max_parallel, thread_name_prefix="bmc")
-        self._changed = threading.Condition()  # guards the fields below
+        self._on_results, self._call_later = on_results, call_later
+        self._executor = ThreadPoolExecutor(max_parallel, thread_name_prefix="bmc")
+        self._condition = threading.Condition()  # guards the fields below
         self._waiting: dict[str | None, OrderedDict[Key, Task[Key, Value]]] = {}  # waiting tasks by site
         self._running_by_site: Counter[str | None] = Counter()  # the number of running tasks at each site
         self._limits: dict[str | None, ConcurrencyLimit] = {}
         self._running: set[Key] = set()
         self._ended: dict[Key, Value] = {}
         self._errors: list[BaseException] = []
-        self._is_gathering = False
+        self._is_notification_scheduled = False
 
     def add(self, tasks: Iterable[Task[Key, Value]]) -> frozenset[Key]:
         """Queue tasks, and return the keys whose task was queued.
@@ -108,7 +118,7 @@ class TaskRunner(Generic[Key, Value]):
         not started.
         """
         queued = set()
-        with self._changed:
+        with self._condition:
             for task in tasks:
                 if task.key not in self._running and task.key not in self._ended:
                     self._drop_task(task.key)
@@ -119,16 +129,16 @@ class TaskRunner(Generic[Key, Value]):
 
     def drop_pending_tasks(self, keys: Iterable[Key]) -> None:
         """Remove tasks that have not started."""
-        with self._changed:
+        with self._condition:
             for key in keys:
                 self._drop_task(key)
 
     def take_results(self) -> dict[Key, Value]:
         """Return the results of all tasks that ended since the last call.
 
-        If a task raised an error, raise the error.
+        If a task raised an error, raise the error. The next call then returns the results.
         """
-        with self._changed:
+        with self._condition:
             if self._errors:
                 raise self._errors.pop()
             ended, self._ended = self._ended, {}
@@ -136,15 +146,15 @@ class TaskRunner(Generic[Key, Value]):
 
     def wait_for_results(self) -> dict[Key, Value]:
         """Wait until a task has ended, and return all new results. If there are no tasks, return an empty mapping."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ended or self._errors or not (self._running or self._waiting))
+        with self._condition:
+            self._condition.wait_for(lambda: self._ended or self._errors or not (self._running or self._waiting))
             return self.take_results()
 
     def close(self) -> None:
         """Remove all tasks that have not started, and wait until the running tasks have ended."""
-        with self._changed:
+        with self._condition:
             self._waiting.clear()
-        self._threads.shutdown(wait=True)
+        self._executor.shutdown(wait=True)
 
     def _drop_task(self, key: Key) -> None:
         for site in [site for site, tasks in self._waiting.items() if key in tasks]:
@@ -170,7 +180,7 @@ class TaskRunner(Generic[Key, Value]):
                 self._waiting[site] = tasks  # the site is now the last one in the order of sites
             self._running_by_site[site] += 1
             self._running.add(task.key)
-            self._threads.submit(self._run_task, task)
+            self._executor.submit(self._run_task, task)
 
     def _run_task(self, task: Task[Key, Value]) -> None:
         sample: ResponseSample | None = None
@@ -179,7 +189,7 @@ class TaskRunner(Generic[Key, Value]):
             value, sample = task.work()
         except BaseException as raised:  # noqa: BLE001 - take_results raises it
             error = raised
-        with self._changed:
+        with self._condition:
             self._running.remove(task.key)
             self._running_by_site[task.site] -= 1
             self._limits[task.site] = self._get_limit(task.site).update(sample)
@@ -189,17 +199,17 @@ class TaskRunner(Generic[Key, Value]):
                 self._ended[task.key] = value
             self._start_tasks()
             is_last = not (self._running or self._waiting)
-            is_first = not self._is_gathering
-            self._is_gathering = self._is_gathering or not is_last
-            self._changed.notify_all()
+            schedules_notification = not is_last and not self._is_notification_scheduled
+            self._is_notification_scheduled |= schedules_notification
+            self._condition.notify_all()
         if is_last:
             self._on_results()
-        elif is_first:
-            self._later(_NOTIFY_DELAY_S, self._notify_of_results)
+        elif schedules_notification:
+            self._call_later(_NOTIFY_DELAY_S, self._notify_of_results)
 
     def _notify_of_results(self) -> None:
-        with self._changed:
-            self._is_gathering = False
+        with self._condition:
+            self._is_notification_scheduled = False
             is_due = bool(self._ended or self._errors)
         if is_due:
             self._on_results()
@@ -248,16 +258,6 @@ class ConcurrencyLimit(Struct, frozen=True, kw_only=True):
             is_probing=self.is_probing and not is_overloaded,
             best_latency_s=min(median_s, self.best_latency_s * _BEST_LATENCY_GROWTH),
         )
-
-
-# The pool
-
-
-_logger = logging.getLogger(__name__)
-
-# gitboot closes a connection that was idle for this long; tasks at a busy BMC follow each other faster
-_IDLE_S: Final = 900
-_LOGOUT_TIMEOUT_S: Final = 2  # the time to log out of all connections together when the process ends
 
 
 # Connections
@@ -404,7 +404,7 @@ def open_connections(directory: Path | None) -> AbstractContextManager[Connectio
     return closing(ConnectionCache(CredentialDirectory(directory)))
 
 
-# Tasks at BMCs
+# The pool
 
 
 class BmcPool:
@@ -434,7 +434,7 @@ class BmcPool:
         self._runner: TaskRunner[SystemUuid, TaskResult] = TaskRunner(parallel, per_site, on_results=on_finished)
         self._credentials = CredentialDirectory(credentials)
         self._connections = ConnectionCache(self._credentials, fence, ending_fence)
-        self._closing = ThreadPoolExecutor(1, thread_name_prefix="log-out")
+        self._log_out_executor = ThreadPoolExecutor(1, thread_name_prefix="log-out")
 
     def submit(self, tasks: Iterable[BmcTask]) -> frozenset[SystemUuid]:
         """Queue tasks, and return the machines whose task was queued.
@@ -450,7 +450,7 @@ class BmcPool:
     def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         """Return the results of all tasks that ended since the last call, by machine and sorted by server name."""
         for unused in self._connections.pop_unused_connections():
-            self._closing.submit(unused.close)
+            self._log_out_executor.submit(unused.close)
         results = self._runner.take_results()
         while wait_all and (more := self._runner.wait_for_results()):
             results |= more
@@ -458,7 +458,7 @@ class BmcPool:
 
     def close(self) -> None:
         self._runner.close()
-        self._closing.shutdown(wait=False, cancel_futures=True)
+        self._log_out_executor.shutdown(wait=False, cancel_futures=True)
         self._connections.close()
 
     def fingerprint(self, bmc: BmcAccess) -> str | None:
@@ -469,7 +469,7 @@ class BmcPool:
         return self._credentials.fingerprint(bmc.credentials)
 
     def _run_bmc_task(self, task: BmcTask) -> tuple[TaskResult, ResponseSample | None]:
-        began_s = time.monotonic()
+        started_s = time.monotonic()
         # gitboot reads the fingerprint before the attempt, so that a change of the credentials during the attempt has
         # an effect.
         fingerprint = self.fingerprint(task.bmc)
@@ -499,6 +499,6 @@ class BmcPool:
             result,
             credentials_fingerprint=fingerprint,
             was_power_allowed=task.wanted_power is not None and task.wanted_power.may_start_now,
-            took_s=time.monotonic() - began_s,
+            took_s=time.monotonic() - started_s,
         )
         return result, sample

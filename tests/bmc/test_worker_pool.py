@@ -30,7 +30,7 @@ class HeldTasks:
         self._gates: dict[str, threading.Event] = {}
         self._changed = threading.Condition()
         self.crew: TaskRunner[str, str] = TaskRunner(
-            self.max_tasks, self.max_site_tasks, on_results=self._wake, call_after=self._later
+            self.max_tasks, self.max_site_tasks, on_results=self._wake, call_later=self._later
         )
 
     def _wake(self) -> None:
