@@ -1,7 +1,7 @@
 """Worker pool: run tasks on many BMCs in parallel, with one connection to each BMC.
 
-Other packages use `BmcPool`. The pool runs its tasks in a `TaskRunner`, which adapts the number of parallel tasks at each
-site to the response times (`ConcurrencyLimit`), and keeps the connections in a `ConnectionCache`.
+Other packages use `BmcPool`. The pool runs its tasks in a `TaskRunner`, which adapts the number of parallel tasks at
+each site to the response times (`ConcurrencyLimit`), and keeps the connections in a `ConnectionCache`.
 """
 
 from __future__ import annotations

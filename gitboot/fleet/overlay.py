@@ -29,7 +29,7 @@ class Overlay(Mapping[K, V]):
             raise KeyError(key)
         return self.base[key]
 
-    def get(self, key: K, /, default: Any = None) -> Any:
+    def get(self, key: K, /, default: Any = None) -> Any:  # faster than `Mapping.get`, which catches a KeyError
         if key in self.changed_values:
             return self.changed_values[key]
         return default if key in self.removed_keys else self.base.get(key, default)
@@ -38,26 +38,20 @@ class Overlay(Mapping[K, V]):
         return key in self.changed_values or (key in self.base and key not in self.removed_keys)
 
     def __iter__(self) -> Iterator[K]:
-        below = (key for key in self.base if key not in self.removed_keys) if self.removed_keys else iter(self.base)
-        return merge(below, self.added_keys) if self.added_keys else iter(below)
+        base_keys = iter(self.base)
+        if self.removed_keys:
+            base_keys = (key for key in self.base if key not in self.removed_keys)
+        return merge(base_keys, self.added_keys) if self.added_keys else base_keys
 
     def __len__(self) -> int:
         return len(self.base) - len(self.removed_keys) + len(self.added_keys)
 
 
-def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
-    """Return ``before`` with the changed values and without the removed keys.
-
-    If the result would equal ``before``, return ``before`` itself. If keys are added, the keys of ``before`` must be
-    sorted. The caller must not change ``before`` afterwards. A value must not be None.
-    """
-    if all(before.get(key) == value for key, value in changed.items()) and not any(key in before for key in removed):
-        return before
-    return apply_changes(before, changed, removed)
-
-
 def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
-    """Return ``before`` with the changed values and without the removed keys. Do not check whether anything differs."""
+    """Return ``before`` with the changed values and without the removed keys. A key in both arguments is removed.
+
+    If keys are added, the keys of ``before`` must be sorted. The caller must not change ``before`` afterwards.
+    """
     if not changed and not removed:
         return before
     base, changed_values, removed_keys = before, dict(changed), set[K]()
@@ -70,8 +64,10 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
         if key in base:
             removed_keys.add(key)
     if not base:
-        order = sorted(changed_values)
-        return changed_values if order == list(changed_values) else {key: changed_values[key] for key in order}
+        sorted_keys = sorted(changed_values)
+        if sorted_keys == list(changed_values):
+            return changed_values
+        return {key: changed_values[key] for key in sorted_keys}
     added_keys = tuple(sorted(key for key in changed_values if key not in base))
     if len(changed_values) + len(removed_keys) <= _find_max_changes(base):
         return Overlay(base, changed_values, removed_keys, added_keys)
@@ -81,12 +77,22 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
     return dict(sorted(flat.items())) if added_keys else flat
 
 
+def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
+    """Return the result of `apply_changes`, or ``before`` itself if the result would equal it.
+
+    A value must not be None.
+    """
+    if all(before.get(key) == value for key, value in changed.items()) and not any(key in before for key in removed):
+        return before
+    return apply_changes(before, changed, removed)
+
+
 def _find_max_changes(base: Mapping[K, V]) -> int:
     """Return the maximum number of changed keys in an overlay on ``base``.
 
-    Each change copies the changed keys, and sometimes also the base. The total cost is lowest if the number of changed
-    keys is at most about the square root of the size of the base. A base that is not a dict may compute its values on
-    access.
+    Each change copies the changed keys, and sometimes also the base. The total cost is lowest if the limit is about
+    twice the square root of the size of the base. A base that is not a dict may compute its values on access, so copy
+    such a base only if all of its values have changed.
     """
     return 2 * isqrt(len(base)) if isinstance(base, dict) else len(base)
 
@@ -96,8 +102,9 @@ def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
 
     If both mappings share a base, the values in the base need no comparison. A value must not be None.
     """
-    (base, touched), (other_base, other_touched) = _split_layers(before), _split_layers(after)
-    keys = {*touched, *other_touched} if base is other_base else {*before, *after}
+    base, changed_keys = _split_layers(before)
+    other_base, other_changed_keys = _split_layers(after)
+    keys = {*changed_keys, *other_changed_keys} if base is other_base else {*before, *after}
     return {key for key in keys if before.get(key) is not after.get(key)}
 
 
