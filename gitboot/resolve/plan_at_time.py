@@ -72,23 +72,22 @@ def make_plan(
 ) -> BootPlan | None:
     """Return the plan of a server at the time ``at``, or None if the server has no plan.
 
-    Parked and retired servers have no plan. An active server has a plan only if it has a policy or an active
-    maintenance. gitboot does not offer a boot that needs one of the ``absent`` files, unless the boot has already been
-    served.
+    ``record`` is None if gitboot does not know what is installed. Parked and retired servers have no plan. An active
+    server has a plan only if it has a policy or an active maintenance. gitboot does not offer a boot that needs one of
+    the ``absent`` files, unless the boot has already been served.
     """
     state = _find_boot_state(decision, at, record, stop, absent)
     if state is None:
         return None
-    boot, data = state.boot, state.data
-    token, common_token = attempt_token(decision, record), decision.token
-    if data is None and common_token is not None and state.user_data is not None:
-        data = token if state.maintenance is None and (state.key is not None or boot is None) else None
+    boot = state.boot
+    token = attempt_token(decision, record)
+    data_token = _find_data_token(decision, state, token)
     offered = 0
     if boot is not None and state.key is not None and record is not None:
         offered = max(record.offered, record.taken_back)  # a higher number identifies a new offer
-    if boot is not None and data is not None and (folder := decision.data_folder(data)) is not None:
+    if boot is not None and data_token is not None and (folder := decision.data_folder(data_token)) is not None:
         # Each one-time boot has its own path for user data, and its own token for reports.
-        old_token = common_token or ""
+        old_token = decision.token or ""
         boot = boot.move_user_data(folder, token_change=(old_token, token if token is not None else old_token))
     return BootPlan(
         server=decision.server,
@@ -108,13 +107,51 @@ def make_plan(
         override=state.override,
         next_transition=find_next_transition(decision, at, record, stop=stop, absent=absent),
         offered=offered,
-        data=data,
-        token=token if token != common_token else None,
+        data=data_token,
+        token=token if token != decision.token else None,
         medium=state.medium_boot.medium if state.medium_boot is not None else None,
         reads_medium=state.medium_boot is not None and state.medium_boot.reads_medium,
         local_disk=decision.local_disk,
         waiting_maintenance=state.waiting_maintenance,
         is_withheld_from_ipxe=state.is_withheld_from_ipxe,
+    )
+
+
+def _find_data_token(decision: Decision, state: _BootState, token: Digest | None) -> Digest | None:
+    """Return the token with which the booted system fetches its user data, or None if it needs no token.
+
+    ``token`` is the token of the current attempt.
+    """
+    if state.data_token is not None or decision.token is None or state.user_data is None:
+        return state.data_token
+    is_one_time_boot = state.maintenance is None and (state.key is not None or state.boot is None)
+    return token if is_one_time_boot else None
+
+
+def make_fallback_plan(
+    decision: Decision, withheld_plan: BootPlan, stop: StopScope, absent_files: Collection[BootFile] = ()
+) -> BootPlan:
+    """Return the plan that replaces a withheld plan.
+
+    The server gets the policy's Always boot if that boot does not write a disk and no file of the boot is absent. In
+    all other cases, and while all network boots are stopped, the server boots from its local disk.
+    """
+    is_stopped = stop is StopScope.ALL
+    boot = find_harmless_boot(decision.policy, absent_files) if not is_stopped else None
+    return replace(
+        withheld_plan,
+        phase=Phase.DISK if boot is None else Phase.NETWORK,
+        cause=Cause.ALL_STOPPED if is_stopped else Cause.SUBSTITUTE,
+        maintenance=withheld_plan.maintenance if boot is None else None,
+        key=None,
+        boot=boot,
+        user_data=boot.user_data if boot is not None else None,
+        offered=0,
+        data=None,
+        override=None,
+        medium=boot.medium if boot is not None else None,
+        reads_medium=False,
+        is_withheld_from_ipxe=boot is not None and boot.lacks_ipxe_files(absent_files),
     )
 
 
@@ -153,93 +190,6 @@ def find_next_transition(
     return None
 
 
-def make_fallback_plan(
-    decision: Decision, withheld_plan: BootPlan, stop: StopScope, absent_files: Collection[BootFile] = ()
-) -> BootPlan:
-    """Return the plan that replaces a withheld plan.
-
-    The server gets the policy's Always boot if that boot does not write a disk and no file of the boot is absent. In
-    all other cases, and while all network boots are stopped, the server boots from its local disk.
-    """
-    is_stopped = stop is StopScope.ALL
-    boot = find_harmless_boot(decision.policy, absent_files) if not is_stopped else None
-    return replace(
-        withheld_plan,
-        phase=Phase.DISK if boot is None else Phase.NETWORK,
-        cause=Cause.ALL_STOPPED if is_stopped else Cause.SUBSTITUTE,
-        maintenance=withheld_plan.maintenance if boot is None else None,
-        key=None,
-        boot=boot,
-        user_data=boot.user_data if boot is not None else None,
-        offered=0,
-        data=None,
-        override=None,
-        medium=boot.medium if boot is not None else None,
-        reads_medium=False,
-        is_withheld_from_ipxe=boot is not None and boot.lacks_ipxe_files(absent_files),
-    )
-
-
-def is_current_run_consumed(maintenance: MaintenanceDecision, record: Record) -> bool:
-    """Return whether the current run of a maintenance is consumed. A later window offers the run again."""
-    return is_run_consumed(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
-
-
-def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
-    """Return whether a run is consumed.
-
-    ``last_run`` is the last consumed run of the maintenance, and ``start`` is the start of its window.
-    """
-    if last_run is None or last_run.run < run:
-        return False
-    return last_run.end is None or start is None or start < last_run.end
-
-
-def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
-    """Return the consumed runs of the maintenances that have not ended yet, by maintenance name."""
-    if record is None:
-        return {}
-    return {
-        maintenance.name: record.runs[maintenance.name]
-        for maintenance in decision.maintenances
-        if maintenance.network_boot is NetworkBoot.ONCE
-        and (maintenance.end is None or at < maintenance.end)
-        and is_current_run_consumed(maintenance, record)
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _BootState:
-    """What a server boots at a given time, without final URLs. Two equal states belong to the same plan."""
-
-    phase: Phase
-    cause: Cause
-    maintenance: str | None = None
-    boot: Boot | None = None
-    user_data: UserDataFiles | None = None
-    override: BootOverride | None = None
-    key: str | None = None
-    data: Digest | None = None  # with this token, the system of a one-time boot fetches its user data
-    medium_boot: Boot | None = None  # the boot whose medium is in a virtual drive, or may still be
-    waiting_maintenance: str | None = None  # the maintenance that waits for an approval or a drain
-    is_withheld_from_ipxe: bool = False  # whether only the other boot loaders get the boot
-    # whether the boot was already served and is still being served
-    is_served_again: bool = field(default=False, compare=False)
-
-
-def find_missing_precondition(maintenance: MaintenanceDecision, record: Record | None) -> Cause | None:
-    """Return why gitboot must not reset and boot a server for a maintenance yet, or None if it may do so."""
-    if (before := maintenance.before) is None:
-        return None
-    clearance = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
-    if before.approval_file is not None and not before.is_approved:
-        return Cause.WAITING_FOR_APPROVAL
-    if before.approval_url is not None and clearance.approved != before.approval_key:
-        return Cause.WAITING_FOR_APPROVAL
-    is_drained = clearance.drain == maintenance.drain_key and clearance.drained_at is not None
-    return Cause.WAITING_FOR_DRAIN if before.drain_url is not None and not is_drained else None
-
-
 def _list_transition_times(decision: Decision, record: Record | None) -> Iterator[datetime]:
     windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
     for window in windows:
@@ -251,13 +201,32 @@ def _list_transition_times(decision: Decision, record: Record | None) -> Iterato
             yield from (record.provisioned_at, record.provisioned_at + DATA_GRACE)
         if record.consumed_at is not None:
             yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
-        for attempt in record.attempts:
-            yield from (attempt.boots[-1].at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
-        for serve in record.unknown_serves:
-            if not serve.is_withheld:
-                yield from (serve.seen.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
-        for run in record.runs.values():
-            yield from (run.at + grace for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
+        serve_times = [attempt.boots[-1].at for attempt in record.attempts]
+        serve_times += [serve.seen.at for serve in record.unknown_serves if not serve.is_withheld]
+        serve_times += [run.at for run in record.runs.values()]
+        yield from (served_at + grace for served_at in serve_times for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
+
+
+# What a server boots at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BootState:
+    """What a server boots at a given time, without final URLs. Two equal states belong to the same plan."""
+
+    phase: Phase
+    cause: Cause
+    maintenance: str | None = None
+    boot: Boot | None = None
+    user_data: UserDataFiles | None = None
+    override: BootOverride | None = None
+    key: str | None = None
+    data_token: Digest | None = None  # with this token, the system of a one-time boot fetches its user data
+    medium_boot: Boot | None = None  # the boot whose medium is in a virtual drive, or may still be
+    waiting_maintenance: str | None = None  # the maintenance that waits for an approval or a drain
+    is_withheld_from_ipxe: bool = False  # whether only the other boot loaders get the boot
+    # whether the boot was already served and is still being served
+    is_served_again: bool = field(default=False, compare=False)
 
 
 def _find_boot_state(
@@ -266,9 +235,10 @@ def _find_boot_state(
     """Return the state of a server at the time ``at``, or None if the server has no plan."""
     if decision.lifecycle is not Lifecycle.ACTIVE:
         return None
-    policy, waiting_state = decision.policy, None
+    policy = decision.policy
+    waiting_state = None
     active = [maintenance for maintenance in decision.maintenances if maintenance.is_active(at)]
-    if active:  # rule R2; maintenances of equal priority never overlap in an accepted commit
+    if active:  # rule R2 in docs/explanation/decisions.md; maintenances of equal priority never overlap
         highest = max(active, key=lambda maintenance: maintenance.priority)
         state = _find_maintenance_state(decision.uuid, highest, at, record)
         waiting_state = _find_waiting_state(policy, highest, state, record, absent_files)
@@ -295,132 +265,27 @@ def _find_boot_state(
     return replace(state, medium_boot=_select_medium_boot(running_boot)) if running_boot is not None else state
 
 
-def _find_waiting_state(
-    policy: PolicyDecision | None,
-    maintenance: MaintenanceDecision,
-    state: _BootState,
-    record: Record | None,
-    absent_files: Collection[BootFile],
-) -> _BootState | None:
-    """Return the state until a maintenance has its approval and its drain, or None if the maintenance does not wait."""
-    is_new = state.boot is not None or state.cause is Cause.MAINTENANCE_DISK
-    missing = find_missing_precondition(maintenance, record) if is_new and not state.is_served_again else None
-    if missing is None:
-        return None
-    substitute = _make_substitute_state(policy, missing, absent_files)
-    return replace(substitute, waiting_maintenance=maintenance.name)
-
-
-def _find_substitute(
-    decision: Decision,
-    state: _BootState,
-    at: datetime,
-    record: Record | None,
-    stop: StopScope,
-    absent_files: Collection[BootFile],
-) -> _BootState | None:
-    """Return the state that replaces a network boot which gitboot must not offer, or None if gitboot may offer it."""
-    policy, boot = decision.policy, state.boot
-    if boot is None:
-        return None
-    if stop is StopScope.ALL:
-        return _make_disk_state(policy, Cause.ALL_STOPPED)
-    if (decision.stopped or stop is StopScope.WRITING) and boot.writes_disk:
-        return _make_substitute_state(policy, Cause.STOPPED, absent_files)
-    if boot.writes_disk and _is_withheld(decision, state, at, record):
-        substitute = _make_substitute_state(policy, Cause.WITHHELD, absent_files)
-        if state.is_served_again and substitute.boot is None:  # the booted system may still fetch its user data
-            return replace(substitute, user_data=state.user_data, data=state.data)
-        return substitute
-    if not state.is_served_again and boot.lacks_files(absent_files):
-        return _make_substitute_state(policy, Cause.FILE_MISSING, absent_files)
-    return None
-
-
-def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Record | None) -> bool:
-    """Return whether a newer commit withholds an install boot.
-
-    An attempt that has started and has not failed gets its remaining boots, unless the newer commit withdraws the
-    image or gives an identity of the server to another server.
-    """
-    withheld = [boot for boot in decision.withheld if boot.maintenance == state.maintenance and boot.is_active(at)]
-    if not withheld:
-        return False
-    if any(boot.takes_image_back for boot in withheld):
-        return True
-    policy, last = decision.policy, None
-    if policy is not None and record is not None and policy.network_boot is not NetworkBoot.ALWAYS:
-        last = last_attempt(record, provision_key(policy, record))
-    has_begun = state.maintenance is None and last is not None and last.failed is None
-    return not (state.is_served_again or has_begun)
-
-
-def _select_medium_boot(boot: Boot) -> Boot | None:
-    return boot if boot.medium is not None else None
-
-
-def _find_running_boot(decision: Decision, at: datetime, record: Record | None, state: _BootState) -> Boot | None:
-    """Return the one-time boot whose system may still be reading its virtual medium, or None."""
-    if record is None:
-        return None
-    if state.maintenance is not None:
-        last_run = record.runs.get(state.maintenance)
-        maintenance = next(each for each in decision.maintenances if each.name == state.maintenance)
-        since = last_run.at if last_run is not None else None
-        if state.cause is Cause.MAINTENANCE_OUTCOME:
-            since = _find_first_serve_time(record, run_key(maintenance, record))
-        return maintenance.boot if since is not None and _is_in_grace_period(since, at, DATA_GRACE) else None
-    policy, since = decision.policy, None
-    if policy is None:
-        return None
-    match state.cause:
-        case Cause.PROVISIONED if record.evidence in START_EVIDENCE:
-            since = record.provisioned_at
-        case Cause.CONSUMED:
-            since = record.consumed_at
-        case Cause.OUTCOME:
-            since = _find_first_serve_time(record, next_boot_key(policy, record))
-        case Cause.ATTEMPTED | Cause.STARTED:
-            last = last_attempt(record, provision_key(policy, record))
-            since = last.boots[-1].at if last is not None else None
-    return policy.boot if since is not None and _is_in_grace_period(since, at, DATA_GRACE) else None
-
-
-def _make_substitute_state(
-    policy: PolicyDecision | None, cause: Cause, absent_files: Collection[BootFile]
-) -> _BootState:
-    if policy is not None and (boot := find_harmless_boot(policy, absent_files)) is not None:
-        return replace(
-            _make_always_state(policy, boot),
-            cause=cause,
-            medium_boot=_select_medium_boot(boot),
-            is_withheld_from_ipxe=boot.lacks_ipxe_files(absent_files),
-        )
-    return _make_disk_state(policy, cause)
-
-
-def find_harmless_boot(policy: PolicyDecision | None, absent_files: Collection[BootFile] = ()) -> Boot | None:
-    """Return the policy's Always boot, or None if there is no such boot.
-
-    Also return None if the boot writes a disk, or if one of its files is absent.
-    """
-    if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
-        return None
-    return None if policy.boot.writes_disk or policy.boot.lacks_files(absent_files) else policy.boot
-
-
 def _find_maintenance_state(
     uuid: SystemUuid, maintenance: MaintenanceDecision, at: datetime, record: Record | None
 ) -> _BootState:
-    boot, name = maintenance.boot, maintenance.name
+    """Return the state of a server while a maintenance is active."""
+    boot = maintenance.boot
+    name = maintenance.name
     if boot is None:
-        return _BootState(Phase.DISK, Cause.MAINTENANCE_DISK, name)
+        return _BootState(phase=Phase.DISK, cause=Cause.MAINTENANCE_DISK, maintenance=name)
     if maintenance.network_boot is not NetworkBoot.ONCE:
         key = run_key(maintenance, record)
         override = _make_override(boot, maintenance.network_boot, maintenance.override, key)
-        return _BootState(Phase.MAINTENANCE, Cause.MAINTENANCE, name, boot, boot.user_data, override)
+        return _BootState(
+            phase=Phase.MAINTENANCE,
+            cause=Cause.MAINTENANCE,
+            maintenance=name,
+            boot=boot,
+            user_data=boot.user_data,
+            override=override,
+        )
     if record is None:
-        return _BootState(Phase.DISK, Cause.UNKNOWN, name)
+        return _BootState(phase=Phase.DISK, cause=Cause.UNKNOWN, maintenance=name)
     return _find_run_state(uuid, maintenance, boot, at, record)
 
 
@@ -428,18 +293,22 @@ def _find_run_state(
     uuid: SystemUuid, maintenance: MaintenanceDecision, boot: Boot, at: datetime, record: Record
 ) -> _BootState:
     """Return the state of a server during a maintenance with a one-time boot."""
-    name, key = maintenance.name, run_key(maintenance, record)
-    data = offer_token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
+    name = maintenance.name
+    key = run_key(maintenance, record)
+    data_token = offer_token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
 
     def make_served_state(cause: Cause, served_at: datetime) -> _BootState:
         """Return the disk boot after the one-time boot, whose system may still fetch its user data."""
         if boot.user_data is not None and _is_in_grace_period(served_at, at, DATA_GRACE):
-            return _BootState(Phase.DISK, cause, name, user_data=boot.user_data, data=data)
-        return _BootState(Phase.DISK, cause, name)
+            return _BootState(
+                phase=Phase.DISK, cause=cause, maintenance=name, user_data=boot.user_data, data_token=data_token
+            )
+        return _BootState(phase=Phase.DISK, cause=cause, maintenance=name)
 
     is_served = False
     if is_current_run_consumed(maintenance, record):
-        run, is_served = record.runs[name], True
+        run = record.runs[name]
+        is_served = True
         if not is_run_served_again(run, at):
             cause = Cause.MAINTENANCE_DONE
             if boot.proves_start and run.given is not None:
@@ -451,54 +320,20 @@ def _find_run_state(
             return make_served_state(Cause.MAINTENANCE_OUTCOME, served_at)
     override = _make_override(boot, maintenance.network_boot, maintenance.override, key)
     return _BootState(
-        Phase.MAINTENANCE,
-        Cause.MAINTENANCE,
-        name,
-        boot,
-        boot.user_data,
+        phase=Phase.MAINTENANCE,
+        cause=Cause.MAINTENANCE,
+        maintenance=name,
+        boot=boot,
+        user_data=boot.user_data,
         override=override if not is_served else None,
         key=key,
-        data=data if boot.user_data is not None else None,
+        data_token=data_token if boot.user_data is not None else None,
         is_served_again=is_served,
     )
 
 
-def _find_first_serve_time(record: Record, key: str) -> datetime | None:
-    """Return the time of the first intent to serve the boot with this key.
-
-    Intents with a known outcome do not count. Return None if there is no such intent.
-    """
-    serve = record.find_unknown_serve(key)
-    return serve.seen.at if serve is not None else None
-
-
-def is_run_served_again(last_run: Run, at: datetime) -> bool:
-    """Return whether gitboot still serves a consumed run.
-
-    gitboot serves the run again until `FETCH_GRACE` has passed or the system has fetched user data.
-    """
-    return last_run.started is None and _is_in_grace_period(last_run.at, at, FETCH_GRACE)
-
-
-def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
-    """Return the key that identifies the run that a maintenance requires.
-
-    If a later window repeats the run, the key is new, so that overrides from the earlier window do not count.
-    """
-    key = f"maintenance/{maintenance.name}/{maintenance.run}"
-    last_run = record.runs.get(maintenance.name) if record is not None else None
-    if (
-        record is None
-        or last_run is None
-        or last_run.run < maintenance.run
-        or is_current_run_consumed(maintenance, record)
-    ):
-        return key
-    assert last_run.end is not None  # noqa: S101 - a run without an end is consumed
-    return f"{key}/after/{format_instant(last_run.end)}"
-
-
 def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | None) -> _BootState:
+    """Return the state of a server to which only its policy applies."""
     boot = policy.boot
     if boot is None:
         return _make_disk_state(policy, Cause.DISK)
@@ -513,12 +348,6 @@ def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | No
     if is_provisioned(policy, record):
         return _find_provisioned_state(policy, boot, at, record)
     return _find_installation_state(policy, boot, at, record)
-
-
-def _make_network_state(boot: Boot, key: str, override: BootOverride | None, *, is_served_again: bool) -> _BootState:
-    return _BootState(
-        Phase.NETWORK, Cause.PENDING, None, boot, boot.user_data, override, key, is_served_again=is_served_again
-    )
 
 
 def _find_provisioned_state(policy: PolicyDecision, boot: Boot, at: datetime, record: Record) -> _BootState:
@@ -567,31 +396,40 @@ def _find_installation_state(policy: PolicyDecision, boot: Boot, at: datetime, r
     return _make_network_state(boot, key, override, is_served_again=False)
 
 
-def release_key(policy: PolicyDecision, record: Record) -> str:
-    """Return the key that identifies an installation that waits until the machine is off."""
-    return f"{provision_key(policy, record)}/{record.offered}"
+def _find_first_serve_time(record: Record, key: str) -> datetime | None:
+    """Return the time of the first intent to serve the boot with this key.
 
-
-def _is_in_grace_period(since: datetime, at: datetime, grace: timedelta) -> bool:
-    """Return whether ``at`` is within the grace period that begins at ``since``.
-
-    If the clock was set back, ``since`` may be in the future.
+    Intents with a known outcome do not count. Return None if there is no such intent.
     """
-    return since <= at < since + grace
+    serve = record.find_unknown_serve(key)
+    return serve.seen.at if serve is not None else None
 
 
 def _make_always_state(policy: PolicyDecision, boot: Boot) -> _BootState:
     override = _make_override(boot, policy.network_boot, policy.override, f"policy/{policy.policy}/always")
-    return _BootState(Phase.NETWORK, Cause.ALWAYS, None, boot, boot.user_data, override)
+    return _BootState(phase=Phase.NETWORK, cause=Cause.ALWAYS, boot=boot, user_data=boot.user_data, override=override)
+
+
+def _make_network_state(boot: Boot, key: str, override: BootOverride | None, *, is_served_again: bool) -> _BootState:
+    return _BootState(
+        phase=Phase.NETWORK,
+        cause=Cause.PENDING,
+        boot=boot,
+        user_data=boot.user_data,
+        override=override,
+        key=key,
+        is_served_again=is_served_again,
+    )
 
 
 def _make_disk_state(policy: PolicyDecision | None, cause: Cause, user_data: UserDataFiles | None = None) -> _BootState:
+    """Return the state of a server that boots from its disk. ``user_data`` is what its last boot may still fetch."""
     override = None
     if policy is not None and policy.disk_boot is DiskBoot.HDD:
         override = BootOverride(
             enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
         )
-    return _BootState(Phase.DISK, cause, user_data=user_data, override=override)
+    return _BootState(phase=Phase.DISK, cause=cause, user_data=user_data, override=override)
 
 
 def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason: str) -> BootOverride | None:
@@ -607,6 +445,189 @@ def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, re
     )
 
 
+def _is_in_grace_period(since: datetime, at: datetime, grace: timedelta) -> bool:
+    """Return whether ``at`` is within the grace period that begins at ``since``.
+
+    If the clock was set back, ``since`` may be in the future.
+    """
+    return since <= at < since + grace
+
+
+# Boots that gitboot must not offer
+
+
+def _find_waiting_state(
+    policy: PolicyDecision | None,
+    maintenance: MaintenanceDecision,
+    state: _BootState,
+    record: Record | None,
+    absent_files: Collection[BootFile],
+) -> _BootState | None:
+    """Return the state until a maintenance has its approval and its drain, or None if the maintenance does not wait."""
+    is_new = state.boot is not None or state.cause is Cause.MAINTENANCE_DISK
+    missing = find_missing_precondition(maintenance, record) if is_new and not state.is_served_again else None
+    if missing is None:
+        return None
+    substitute = _make_substitute_state(policy, missing, absent_files)
+    return replace(substitute, waiting_maintenance=maintenance.name)
+
+
+def find_missing_precondition(maintenance: MaintenanceDecision, record: Record | None) -> Cause | None:
+    """Return why gitboot must not reset and boot a server for a maintenance yet, or None if it may do so."""
+    if (before := maintenance.before) is None:
+        return None
+    clearance = record.clearances.get(maintenance.name, _NOT_CLEARED) if record is not None else _NOT_CLEARED
+    if before.approval_file is not None and not before.is_approved:
+        return Cause.WAITING_FOR_APPROVAL
+    if before.approval_url is not None and clearance.approved != before.approval_key:
+        return Cause.WAITING_FOR_APPROVAL
+    is_drained = clearance.drain == maintenance.drain_key and clearance.drained_at is not None
+    return Cause.WAITING_FOR_DRAIN if before.drain_url is not None and not is_drained else None
+
+
+def _find_substitute(
+    decision: Decision,
+    state: _BootState,
+    at: datetime,
+    record: Record | None,
+    stop: StopScope,
+    absent_files: Collection[BootFile],
+) -> _BootState | None:
+    """Return the state that replaces a network boot which gitboot must not offer, or None if gitboot may offer it."""
+    policy, boot = decision.policy, state.boot
+    if boot is None:
+        return None
+    if stop is StopScope.ALL:
+        return _make_disk_state(policy, Cause.ALL_STOPPED)
+    if (decision.stopped or stop is StopScope.WRITING) and boot.writes_disk:
+        return _make_substitute_state(policy, Cause.STOPPED, absent_files)
+    if boot.writes_disk and _is_withheld(decision, state, at, record):
+        substitute = _make_substitute_state(policy, Cause.WITHHELD, absent_files)
+        if state.is_served_again and substitute.boot is None:  # the booted system may still fetch its user data
+            return replace(substitute, user_data=state.user_data, data_token=state.data_token)
+        return substitute
+    if not state.is_served_again and boot.lacks_files(absent_files):
+        return _make_substitute_state(policy, Cause.FILE_MISSING, absent_files)
+    return None
+
+
+def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Record | None) -> bool:
+    """Return whether a newer commit withholds an install boot.
+
+    An attempt that has started and has not failed gets its remaining boots, unless the newer commit withdraws the
+    image or gives an identity of the server to another server.
+    """
+    withheld = [boot for boot in decision.withheld if boot.maintenance == state.maintenance and boot.is_active(at)]
+    if not withheld:
+        return False
+    if any(boot.takes_image_back for boot in withheld):
+        return True
+    policy = decision.policy
+    last = None
+    if policy is not None and record is not None and policy.network_boot is not NetworkBoot.ALWAYS:
+        last = last_attempt(record, provision_key(policy, record))
+    has_begun = state.maintenance is None and last is not None and last.failed is None
+    return not (state.is_served_again or has_begun)
+
+
+def _make_substitute_state(
+    policy: PolicyDecision | None, cause: Cause, absent_files: Collection[BootFile]
+) -> _BootState:
+    """Return the state that replaces a network boot: the policy's harmless boot, or the disk."""
+    if policy is not None and (boot := find_harmless_boot(policy, absent_files)) is not None:
+        return replace(
+            _make_always_state(policy, boot),
+            cause=cause,
+            medium_boot=_select_medium_boot(boot),
+            is_withheld_from_ipxe=boot.lacks_ipxe_files(absent_files),
+        )
+    return _make_disk_state(policy, cause)
+
+
+def find_harmless_boot(policy: PolicyDecision | None, absent_files: Collection[BootFile] = ()) -> Boot | None:
+    """Return the policy's Always boot, or None if there is no such boot.
+
+    Also return None if the boot writes a disk, or if one of its files is absent.
+    """
+    if policy is None or policy.network_boot is not NetworkBoot.ALWAYS or policy.boot is None:
+        return None
+    return None if policy.boot.writes_disk or policy.boot.lacks_files(absent_files) else policy.boot
+
+
+# Virtual media
+
+
+def _select_medium_boot(boot: Boot) -> Boot | None:
+    return boot if boot.medium is not None else None
+
+
+def _find_running_boot(decision: Decision, at: datetime, record: Record | None, state: _BootState) -> Boot | None:
+    """Return the one-time boot whose system may still be reading its virtual medium, or None."""
+    if record is None:
+        return None
+    if state.maintenance is not None:
+        last_run = record.runs.get(state.maintenance)
+        maintenance = next(each for each in decision.maintenances if each.name == state.maintenance)
+        since = last_run.at if last_run is not None else None
+        if state.cause is Cause.MAINTENANCE_OUTCOME:
+            since = _find_first_serve_time(record, run_key(maintenance, record))
+        return maintenance.boot if since is not None and _is_in_grace_period(since, at, DATA_GRACE) else None
+    policy = decision.policy
+    if policy is None:
+        return None
+    since = None
+    match state.cause:
+        case Cause.PROVISIONED if record.evidence in START_EVIDENCE:
+            since = record.provisioned_at
+        case Cause.CONSUMED:
+            since = record.consumed_at
+        case Cause.OUTCOME:
+            since = _find_first_serve_time(record, next_boot_key(policy, record))
+        case Cause.ATTEMPTED | Cause.STARTED:
+            last = last_attempt(record, provision_key(policy, record))
+            since = last.boots[-1].at if last is not None else None
+    return policy.boot if since is not None and _is_in_grace_period(since, at, DATA_GRACE) else None
+
+
+# Runs of maintenances
+
+
+def is_current_run_consumed(maintenance: MaintenanceDecision, record: Record) -> bool:
+    """Return whether the current run of a maintenance is consumed. A later window offers the run again."""
+    return is_run_consumed(record.runs.get(maintenance.name), maintenance.run, maintenance.start)
+
+
+def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> bool:
+    """Return whether a run is consumed.
+
+    ``last_run`` is the last consumed run of the maintenance, and ``start`` is the start of its window.
+    """
+    if last_run is None or last_run.run < run:
+        return False
+    return last_run.end is None or start is None or start < last_run.end
+
+
+def is_run_served_again(last_run: Run, at: datetime) -> bool:
+    """Return whether gitboot still serves a consumed run.
+
+    gitboot serves the run again until `FETCH_GRACE` has passed or the system has fetched user data.
+    """
+    return last_run.started is None and _is_in_grace_period(last_run.at, at, FETCH_GRACE)
+
+
+def find_consumed_runs(decision: Decision, at: datetime, record: Record | None) -> dict[str, Run]:
+    """Return the consumed runs of the maintenances that have not ended yet, by maintenance name."""
+    if record is None:
+        return {}
+    return {
+        maintenance.name: record.runs[maintenance.name]
+        for maintenance in decision.maintenances
+        if maintenance.network_boot is NetworkBoot.ONCE
+        and (maintenance.end is None or at < maintenance.end)
+        and is_current_run_consumed(maintenance, record)
+    }
+
+
 def extend_consumed_runs(record: Record, decision: Decision) -> Record:
     """Return the record with the end of each consumed run extended to the new end of the maintenance's window.
 
@@ -618,3 +639,29 @@ def extend_consumed_runs(record: Record, decision: Decision) -> Record:
         if run is not None and run.end is not None and is_current_run_consumed(maintenance, record):
             runs[maintenance.name] = run._replace(end=max(run.end, end) if end is not None else None)
     return replace(record, runs=runs) if runs != record.runs else record
+
+
+# Keys
+
+
+def run_key(maintenance: MaintenanceDecision, record: Record | None) -> str:
+    """Return the key that identifies the run that a maintenance requires.
+
+    If a later window repeats the run, the key is new, so that overrides from the earlier window do not count.
+    """
+    key = f"maintenance/{maintenance.name}/{maintenance.run}"
+    last_run = record.runs.get(maintenance.name) if record is not None else None
+    if (
+        record is None
+        or last_run is None
+        or last_run.run < maintenance.run
+        or is_current_run_consumed(maintenance, record)
+    ):
+        return key
+    assert last_run.end is not None  # noqa: S101 - a run without an end is consumed
+    return f"{key}/after/{format_instant(last_run.end)}"
+
+
+def release_key(policy: PolicyDecision, record: Record) -> str:
+    """Return the key that identifies an installation that waits until the machine is off."""
+    return f"{provision_key(policy, record)}/{record.offered}"
