@@ -15,9 +15,11 @@ from gitboot.jsonio import Digest, format_instant
 from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import (
+    ADOPTED,
     CONSUMED_GRACE,
     FETCH_GRACE,
     SERVED_GRACE,
+    START_EVIDENCE,
     InstallAttempt,
     InstallStep,
     Record,
@@ -25,7 +27,7 @@ from gitboot.resolve.provisioning_record import (
     boot_key,
 )
 from gitboot.resolve.server_decision import Decision, PolicyDecision, offer_token
-from gitboot.resolve.server_plan import START_EVIDENCE, InstallProgress, InstallState
+from gitboot.resolve.server_plan import InstallProgress, InstallState
 
 _AFTER: Final = "/after/"
 # A provision key at the start of a boot key. An image can be named `attempt` or `boot`, too.
@@ -389,7 +391,7 @@ def make_adopted_record(decision: Decision, at: datetime | None = None) -> Recor
         image=policy.boot.image if policy and policy.boot else None,
         pool=policy.policy if policy else None,
         decision=decision.digest,
-        evidence="Adopted",
+        evidence=ADOPTED,
         provisioned_at=at,
         runs=runs,
     )

@@ -25,9 +25,11 @@ from gitboot.resolve.install_attempts import (
     unfinished_later_attempt,
 )
 from gitboot.resolve.provisioning_record import (
+    ADOPTED,
     CONSUMED_GRACE,
     DATA_GRACE,
     FETCH_GRACE,
+    START_EVIDENCE,
     Clearance,
     InstallStep,
     Record,
@@ -46,10 +48,9 @@ from gitboot.resolve.server_decision import (
     WithheldBoot,
     offer_token,
 )
-from gitboot.resolve.server_plan import START_EVIDENCE, BootOverride, BootPlan, Cause, Phase
+from gitboot.resolve.server_plan import BootOverride, BootPlan, Cause, Phase
 
 _NOT_CLEARED: Final = Clearance()
-_ADOPTED: Final = "Adopted"  # no installer ran, so no system can still fetch user data
 _CAUSE_BY_STEP: Final = {
     InstallStep.ATTEMPTED: Cause.ATTEMPTED,
     InstallStep.STARTED: Cause.STARTED,
@@ -360,7 +361,7 @@ def _find_provisioned_state(policy: PolicyDecision, boot: Boot, at: datetime, re
             key = record.attempts[-1].boot_key  # the next key may belong to a later attempt
         return _make_network_state(boot, key, None, is_served_again=True)
     user_data = None
-    if since is not None and _is_in_grace_period(since, at, DATA_GRACE) and record.evidence != _ADOPTED:
+    if since is not None and _is_in_grace_period(since, at, DATA_GRACE) and record.evidence != ADOPTED:
         user_data = boot.user_data
     if user_data is not None and record.evidence not in START_EVIDENCE:
         user_data = user_data.without_secrets()

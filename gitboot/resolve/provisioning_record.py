@@ -24,6 +24,19 @@ FETCH_GRACE: Final = timedelta(seconds=60)  # how long a loader can fetch its bo
 CONSUMED_GRACE: Final = timedelta(minutes=30)  # how long gitboot waits for evidence after an override was consumed
 SERVED_GRACE: Final = timedelta(minutes=30)  # how long an installation without a completion report is shown
 DATA_GRACE: Final = timedelta(hours=2)  # how long a booted system can fetch its user data
+
+# The evidence in a record: what showed that the server is installed
+ADOPTED: Final = "Adopted"  # the server existed before its record; gitboot has not installed it
+FETCHED: Final = "Fetched"  # a machine fetched the last file of its boot
+CONSUMED: Final = "Consumed"  # the machine used its boot override
+REPORTED: Final = "Reported"  # the installer
+PROGRESS: Final = "Progress"  # the BMC
+DECLARED: Final = "Declared"  # an annotation of the Server document
+OPERATOR: Final = "Operator"
+# With this evidence, a server already counts as provisioned when its installation starts, not when it is complete.
+START_EVIDENCE: Final = frozenset({FETCHED, CONSUMED})
+COMPLETION_EVIDENCE: Final = frozenset({REPORTED, PROGRESS, DECLARED, OPERATOR})
+
 T = TypeVar("T")
 
 
@@ -166,7 +179,7 @@ class Record:
     image: str | None = None  # the image that was installed last
     pool: str | None = None
     decision: Digest | None = field(default=None, metadata=json_key("decisionDigest"))
-    evidence: str | None = None  # Fetched, Reported, Progress, Declared, Consumed, Adopted, Operator
+    evidence: str | None = None  # such as `FETCHED`
     provisioned_at: datetime | None = None  # or when an operator set the server to pending
     grace_until: datetime | None = None  # gitboot still serves the boot until then
     consumed_at: datetime | None = None  # when the machine consumed an override, if there is no later evidence

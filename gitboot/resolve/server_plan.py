@@ -28,8 +28,6 @@ _STEP_WORDS: Final = {
     InstallStep.STARTED: "installer started",
     InstallStep.FAILED: "installer failed",
 }
-# With this evidence, a server already counts as provisioned when its installation starts, not when it is complete.
-START_EVIDENCE: Final = ("Fetched", "Consumed")
 
 
 class InstallProgress(NamedTuple):

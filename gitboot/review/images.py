@@ -26,7 +26,12 @@ from gitboot.resolve.decision_inputs import list_stream_images
 from gitboot.resolve.explanation import find_requiring_stream
 from gitboot.resolve.install_attempts import install_step
 from gitboot.resolve.policy_selection import NamedImage, choose_image, compute_rollout_percentage, list_opt_outs
-from gitboot.resolve.provisioning_record import InstallStep, Record
+from gitboot.resolve.provisioning_record import (
+    COMPLETION_EVIDENCE,
+    START_EVIDENCE,
+    InstallStep,
+    Record,
+)
 from gitboot.resolve.secret_scan import is_secret_argument
 from gitboot.resolve.server_decision import Boot, Decision, Decisions
 from gitboot.review.decision_changes import Changes, ServerChange
@@ -575,10 +580,6 @@ def _list_opt_out_uses(
 
 
 MAX_REPORT_AGE: Final = timedelta(hours=1)  # the maximum age of the status of an instance
-# Evidence in a record that an installation was completed. "Adopted" is not evidence from a machine.
-_COMPLETION_EVIDENCE: Final = frozenset({"Reported", "Progress", "Declared", "Operator"})
-# Evidence that an installation started: a file was fetched, or a boot override was consumed.
-_START_EVIDENCE: Final = frozenset({"Fetched", "Consumed"})
 
 
 class InstanceReport(Struct, frozen=True, kw_only=True):
@@ -647,9 +648,9 @@ def _find_image_state(image: str, decision: Decision, record: Record | None) -> 
         return "failed"
     if step is not InstallStep.PROVISIONED or record.image != image:
         return "unproven"
-    if record.evidence in _COMPLETION_EVIDENCE:
+    if record.evidence in COMPLETION_EVIDENCE:
         return "proven"
-    return "begun" if record.evidence in _START_EVIDENCE else "unproven"
+    return "begun" if record.evidence in START_EVIDENCE else "unproven"
 
 
 def decide_next_step(

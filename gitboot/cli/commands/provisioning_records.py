@@ -49,6 +49,7 @@ from gitboot.publish.tree_reader import read_records
 from gitboot.render.endpoint_files import state_path
 from gitboot.resolve.install_attempts import install_step, is_provisioned, make_adopted_record
 from gitboot.resolve.provisioning_record import (
+    OPERATOR,
     InstallStep,
     Record,
     find_drift,
@@ -317,7 +318,7 @@ def set_record(
             # This time must not decrease. A lower value would look like an older backup.
             provisioned_at=max(at, before.provisioned_at or at),
             runs=before.runs,  # keep the runs of maintenances
-            evidence="Operator" if is_provisioned_now else None,
+            evidence=OPERATOR if is_provisioned_now else None,
         )
         if is_foreign:
             is_planned = image == record.image

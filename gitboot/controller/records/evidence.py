@@ -59,7 +59,13 @@ from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import find_attempt_image
 from gitboot.resolve.plan_at_time import release_key
-from gitboot.resolve.provisioning_record import CONSUMED_GRACE, StepEvidence
+from gitboot.resolve.provisioning_record import (
+    CONSUMED_GRACE,
+    FETCHED,
+    PROGRESS,
+    REPORTED,
+    StepEvidence,
+)
 from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import WAITING_CAUSES, Cause, Offer, Phase
 
@@ -233,7 +239,7 @@ def _record_report(update: LedgerUpdate, fetch: Fetch, kind: fleet.Evidence) -> 
         if observation.is_failure:
             record_install_step(update, offer, observation)
         else:
-            record_provisioned(update, offer, observation.at, "Reported")
+            record_provisioned(update, offer, observation.at, REPORTED)
     if update.record(offer.uuid) is before and not fetch.was_recorded and count_fetch(update, offer, observation):
         result = f"failed: {observation.log}" if observation.is_failure else "completed"
         update.add_event(
@@ -254,11 +260,11 @@ def _record_proof(update: LedgerUpdate, offer: Offer, observation: Observation, 
             update,
             offer,
             StepEvidence(observation.at, observation.path, observation.client),
-            "Fetched",
+            FETCHED,
             is_started=observation.is_from_system,
         )
     elif kind is fleet.Evidence.FETCHED:
-        complete_installation(update, offer, "Fetched")
+        complete_installation(update, offer, FETCHED)
     else:
         return "Attempted"
     return "Provisioned"
@@ -478,7 +484,7 @@ def _apply_boot_progress(update: LedgerUpdate, state: ServerState, bmc_evidence:
         if pending.marks is not None and pending.offer.key == plan.key
     ]
     if any(observed.marks.has_passed_post_since(marks) for marks in marks_before_boot):
-        record_provisioned(update, structs.replace(offer, number=bmc_evidence.decision_number), update.at, "Progress")
+        record_provisioned(update, structs.replace(offer, number=bmc_evidence.decision_number), update.at, PROGRESS)
         for pending in update.list_pending(uuid):
             update.conclude_pending_fetch(pending, "Provisioned")
 

@@ -44,6 +44,7 @@ from gitboot.resolve.install_attempts import (
 from gitboot.resolve.plan_at_time import is_run_consumed
 from gitboot.resolve.provisioning_record import (
     FETCH_GRACE,
+    FETCHED,
     Failure,
     InstallAttempt,
     Record,
@@ -285,7 +286,7 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
     number = offer.provision
     if last is not None:  # a commit may have lowered the number since
         number = max(number, parse_provision(last.key) or 0)
-    has_grace = evidence == "Fetched" and not (last is not None and last.is_running)
+    has_grace = evidence == FETCHED and not (last is not None and last.is_running)
     new_record = replace(
         record,
         provision=max(number, record.provision or 0),
@@ -302,7 +303,7 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
         overwritten_by=None,
         unknown_serves=tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)),
     )
-    suffix = ", according to its fetches" if evidence == "Fetched" else ""
+    suffix = ", according to its fetches" if evidence == FETCHED else ""
     return new_record, f"installed provision {number} with BootImage/{offer.image}{suffix}"
 
 

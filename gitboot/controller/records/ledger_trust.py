@@ -20,6 +20,7 @@ from gitboot.ledger.instance_tables import Facts, Heartbeat
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.install_attempts import make_adopted_record, make_first_records
 from gitboot.resolve.provisioning_record import (
+    ADOPTED,
     CONSUMED_GRACE,
     FETCH_GRACE,
     Record,
@@ -292,7 +293,7 @@ def _find_withdrawn_records(update: LedgerUpdate, records: Mapping[SystemUuid, R
     withdrawn = {}
     for uuid, record in records.items():
         own = update.record(uuid)
-        if record.provision is None and own is not None and own.evidence == "Adopted":
+        if record.provision is None and own is not None and own.evidence == ADOPTED:
             withdrawn[uuid] = own
     return withdrawn
 

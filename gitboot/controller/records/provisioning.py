@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final
 
 from msgspec import structs
@@ -53,8 +54,12 @@ from gitboot.resolve.install_attempts import (
 )
 from gitboot.resolve.plan_at_time import extend_consumed_runs, is_current_run_consumed
 from gitboot.resolve.provisioning_record import (
+    ADOPTED,
+    CONSUMED,
     CONSUMED_GRACE,
+    DECLARED,
     FETCH_GRACE,
+    FETCHED,
     Failure,
     InstallStep,
     Record,
@@ -195,7 +200,7 @@ def _write_first_records(
         if machine.uuid in shared_identities:
             kind, value, other = shared_identities[machine.uuid]
             shared_identity = f"the {kind} {value} with {other.name} ({other.uuid})"
-        server = classify_unrecorded_server(
+        classification = classify_unrecorded_server(
             decision,
             records=replaced_records,
             seen_machines=seen_machines,
@@ -203,9 +208,9 @@ def _write_first_records(
             shared_identity=shared_identity,
             served_before=_find_served_before(update, decision),
         )
-        if server.state is UnrecordedState.UNKNOWN:
-            unknown.setdefault(server.why, []).append(machine.name)
-        elif (new_record := server.record(decision)) is not None:
+        if classification.state is UnrecordedState.UNKNOWN:
+            unknown.setdefault(classification.why, []).append(machine.name)
+        elif (new_record := classification.record(decision)) is not None:
             update.write_record(machine.uuid, machine.name, new_record)
     for why, names in sorted(unknown.items()):
         message = (
@@ -305,7 +310,7 @@ def _adopt_by_first_policy(update: LedgerUpdate, decisions: Decisions, machines:
     """
     for machine in machines:
         record = update.record(machine.uuid)
-        if record is None or (record.evidence, record.pool) != ("Adopted", None):
+        if record is None or (record.evidence, record.pool) != (ADOPTED, None):
             continue
         decision = decisions.servers[machine.name]
         if decision.policy is not None and decision.provision <= (record.provision or 0):
@@ -327,7 +332,7 @@ def _record_declared_servers(update: LedgerUpdate, servers: Iterable[Decision]) 
         new_record = replace(
             make_adopted_record(decision),
             provision=declared,
-            evidence="Declared",
+            evidence=DECLARED,
             provisioned_at=update.at,
             runs=record.runs if record is not None else {},
             offered=record.offered if record is not None else 0,
@@ -341,7 +346,7 @@ def _record_declared_servers(update: LedgerUpdate, servers: Iterable[Decision]) 
             f"{decision.server}: provisioned, as Git declares for provision {declared}",
             server=decision.server,
             uuid=decision.uuid,
-            evidence="Declared",
+            evidence=DECLARED,
             image=new_record.image,
         )
 
@@ -363,7 +368,7 @@ def _complete_installations(update: LedgerUpdate, decisions: Decisions, machines
             offer = structs.replace(
                 offer, image=find_attempt_image(attempt) or offer.image, number=update.facts.sequence
             )
-            complete_installation(update, offer, "Fetched")
+            complete_installation(update, offer, FETCHED)
 
 
 def extend_maintenance_runs(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:
@@ -502,10 +507,10 @@ def record_boot_consumed(update: LedgerUpdate, offer: Offer) -> None:
         return
     seen = StepEvidence(update.at, "", "")
     if offer.phase is Phase.MAINTENANCE:
-        record_maintenance_boot(update, offer, seen, "Consumed", is_started=False)
+        record_maintenance_boot(update, offer, seen, CONSUMED, is_started=False)
         return
     _write_step(update, offer, apply_boot_served(offer, record, seen), seen)
-    complete_installation(update, offer, "Consumed")
+    complete_installation(update, offer, CONSUMED)
 
 
 def _write_step(update: LedgerUpdate, offer: Offer, new_record: Record, seen: StepEvidence) -> None:
@@ -740,23 +745,14 @@ def is_unobservable(
     """Return whether a pending one-time boot could take place without the instance detecting it.
 
     ``evidence`` is the kind of evidence that the Fleet requires. ``observes_fetches`` means that fetches reach the
-    instance. ``sets_overrides`` means that the instance sets overrides at BMCs.
+    instance. ``sets_overrides`` means that the instance sets overrides on BMCs.
     """
     if record is None:
         return False
-    policy, has_bmc = decision.policy, machine.bmc is not None
-
-    def can_observe(boot: Boot, override: OverrideMode, evidence: Evidence) -> bool:
-        if evidence in (Evidence.DECLARED, Evidence.REPORTED):
-            return evidence is Evidence.DECLARED or observes_fetches
-        # The BMC shows that an override was consumed.
-        uses_override = has_bmc and sets_overrides and override is not OverrideMode.NONE
-        # Even for a UKI, a boot loader fetches a boot script.
-        notices = observes_fetches and (boot_identifies_machine(boot) or boot.direct_uki is not None)
-        if evidence is Evidence.PROGRESS:
-            return has_bmc and (uses_override or notices)
-        return notices or (uses_override and not boot_identifies_machine(boot))
-
+    policy = decision.policy
+    can_observe = partial(
+        _can_observe, has_bmc=machine.bmc is not None, observes_fetches=observes_fetches, sets_overrides=sets_overrides
+    )
     return (
         policy is not None
         and policy.boot is not None
@@ -770,3 +766,28 @@ def is_unobservable(
         and not can_observe(maintenance.boot, maintenance.override, Evidence.FETCHED)
         for maintenance in decision.maintenances
     )
+
+
+def _can_observe(
+    boot: Boot,
+    override: OverrideMode,
+    evidence: Evidence,
+    *,
+    has_bmc: bool,
+    observes_fetches: bool,
+    sets_overrides: bool,
+) -> bool:
+    """Return whether the instance would detect that a boot took place, with the evidence that the Fleet requires."""
+    # The BMC shows that an override was consumed.
+    uses_override = has_bmc and sets_overrides and override is not OverrideMode.NONE
+    # Even for a UKI, a boot loader fetches a boot script.
+    detects_fetch = observes_fetches and (boot_identifies_machine(boot) or boot.direct_uki is not None)
+    match evidence:
+        case Evidence.DECLARED:
+            return True
+        case Evidence.REPORTED:
+            return observes_fetches
+        case Evidence.PROGRESS:
+            return has_bmc and (uses_override or detects_fetch)
+        case Evidence.FETCHED:
+            return detects_fetch or (uses_override and not boot_identifies_machine(boot))
