@@ -314,7 +314,7 @@ class Database(ABC):
     def probe(self) -> None:  # noqa: B027 - a file responds at once, or hangs with its disk
         """Send a query that a healthy server responds to immediately.
 
-        Raises one of `errors` if the server does not respond.
+        Raises one of `errors` or `LedgerError` if the server does not respond, or if a file cannot be written.
         """
 
     @abstractmethod

@@ -36,9 +36,47 @@ class SqliteDatabase(Database):
 
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
-        # Whether the file is open read-only because the disk has no space for the files that SQLite needs to write.
-        self._is_read_only = False
+        # Whether the file is open only for reading, because the disk has no space for the files of a write.
+        self._lacks_space = False
         self._connection = self._open()
+
+    def _open(self) -> sqlite3.Connection:
+        """Open the file.
+
+        If the disk has no space for SQLite's shared-memory index, the method opens the file read-only. This is safe if
+        there is no write-ahead log, for example after a clean shutdown. In that case, the file is complete, and no
+        other process can write to it.
+        """
+        try:
+            connection = self._open_to_write()
+            self._lacks_space = False
+        except LedgerError as error:
+            log = Path(f"{self.path}-wal")
+            if not _is_disk_full(error.__cause__) or (log.exists() and log.stat().st_size > 0):
+                raise
+            uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
+            with self.reading(), ExitStack() as failing:
+                connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
+                failing.callback(connection.close)
+                _check_integrity(connection, self.name)
+                (version,) = connection.execute("PRAGMA user_version").fetchone()
+                if version != VERSION:
+                    raise error
+                failing.pop_all()
+            self._lacks_space = True
+        return connection
+
+    def _open_to_write(self) -> sqlite3.Connection:
+        """Open, check and migrate the file. Raises `LedgerError` if the file is damaged or cannot be written."""
+        with self.reading(), ExitStack() as failing:
+            connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
+            failing.callback(connection.close)
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self._synchronous else 'OFF'}")
+            _check_integrity(connection, self.name)
+            _migrate(connection, self.name)
+            failing.pop_all()
+        return connection
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
         return self._connection.execute(statement, parameters).fetchall()
@@ -77,7 +115,7 @@ class SqliteDatabase(Database):
             self._connection.execute("ROLLBACK")
 
     def may_have_lost(self, error: BaseException) -> bool:
-        code = getattr(error, "sqlite_errorcode", 0)
+        code = getattr(error, "sqlite_errorcode", 0)  # the low byte of an extended code is the primary code
         return isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_IOERR
 
     def reopen(self) -> None:
@@ -90,7 +128,7 @@ class SqliteDatabase(Database):
 
     def probe(self) -> None:
         """Reopen the file for writing if it is open read-only. Raises `LedgerError` if this fails."""
-        if not self._is_read_only:
+        if not self._lacks_space:
             return
         try:
             connection = self._open_to_write()
@@ -99,50 +137,13 @@ class SqliteDatabase(Database):
                 raise
             raise LedgerError(f"{self.name}: the ledger cannot be written (the disk is full)") from error
         self._connection.close()
-        self._connection, self._is_read_only = connection, False
+        self._connection, self._lacks_space = connection, False
 
     def close(self) -> None:
         self._connection.close()
 
     def to_ledger_error(self, error: Exception) -> LedgerError:
         return build_read_error(self.name, error)
-
-    def _open(self) -> sqlite3.Connection:
-        """Open the file.
-
-        If the disk has no space for SQLite's shared-memory index, the method opens the file read-only. This is safe if
-        there is no write-ahead log, for example after a clean shutdown. In that case, the file is complete, and no
-        other process can write to it.
-        """
-        try:
-            connection = self._open_to_write()
-            self._is_read_only = False
-        except LedgerError as error:
-            log = Path(f"{self.path}-wal")
-            if not _is_disk_full(error.__cause__) or (log.exists() and log.stat().st_size > 0):
-                raise
-            uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
-            with self.reading(), ExitStack() as failing:
-                connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
-                failing.callback(connection.close)
-                _check_integrity(connection, self.name)
-                (version,) = connection.execute("PRAGMA user_version").fetchone()
-                if version != VERSION:
-                    raise error
-                failing.pop_all()
-            self._is_read_only = True
-        return connection
-
-    def _open_to_write(self) -> sqlite3.Connection:
-        with self.reading(), ExitStack() as failing:
-            connection = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
-            failing.callback(connection.close)
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute(f"PRAGMA synchronous = {'FULL' if self._synchronous else 'OFF'}")
-            _check_integrity(connection, self.name)
-            _migrate(connection, self.name)
-            failing.pop_all()
-        return connection
 
 
 class ReadOnlySqlite(SqliteDatabase):
@@ -166,7 +167,10 @@ def back_up(path: Path, target: Path) -> None:
 
 
 def build_read_error(name: str, error: Exception) -> LedgerError:
-    """Convert a SQLite error, or an error caused by a malformed row, to a ledger error."""
+    """Convert a SQLite error, or an error caused by a malformed row, to a ledger error.
+
+    The result is a `DamagedLedger` unless the error shows that the file itself may be intact.
+    """
     lacks_table = "no such table" in str(error) or "no such column" in str(error)
     # The file is missing or locked, for example, or `reopen` closed the connection and could not open the file again.
     is_intact = isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and not lacks_table
@@ -193,6 +197,10 @@ def _check_integrity(connection: sqlite3.Connection, name: str) -> None:
 
 
 def _migrate(connection: sqlite3.Connection, name: str) -> None:
+    """Create the tables of a new ledger and its identity, or convert the tables of an earlier version.
+
+    Raises `LedgerError` if a later version of gitboot wrote the ledger.
+    """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > VERSION:
         raise build_version_error(name, version)
