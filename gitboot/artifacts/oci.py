@@ -30,7 +30,7 @@ from gitboot.text import quote_words
 
 _MOST_REDIRECTS: Final = 5
 _TAGS_PER_PAGE: Final = 1000
-_MOST_TAG_PAGES: Final = 50
+_MOST_TAG_PAGES: Final = 200  # some registries return only 100 tags in a page
 # The manifest size that registries must accept: OCI distribution specification, "Pushing Manifests".
 _LARGEST_MANIFEST: Final = 4 << 20
 # Docker Hub is called docker.io, but its registry has another host, and `docker login` writes its credentials under
@@ -250,19 +250,18 @@ class Registries:
     def list_tags(self, reference: OciReference) -> tuple[str, ...]:
         """Return all tags in the repository that a reference names. Raises the same errors as `manifest`."""
         tags: list[str] = []
+        query: str | None = f"n={_TAGS_PER_PAGE}"
         for _ in range(_MOST_TAG_PAGES):
-            after = f"&{urlencode({'last': tags[-1]})}" if tags else ""
-            with self._open(reference, f"tags/list?n={_TAGS_PER_PAGE}{after}", {}) as answer:
+            with self._open(reference, f"tags/list?{query}", {}) as answer:
                 content = _read_limited(answer, f"the list of tags for {reference}")
-                is_last = "Link" not in answer.headers  # OCI distribution specification, "Listing Tags"
+                previous_query, query = query, _find_next_query(", ".join(answer.headers.getlist("Link")), reference)
             try:
-                page = _decode_tags(content).tags or ()
+                tags += _decode_tags(content).tags or ()
             except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
                 raise RegistryRefused(f"the registry did not return a list of tags for {reference}: {error}") from None
-            if is_last or not page or page[-1] in tags:
-                return (*tags, *page)
-            tags += page
-        raise RegistryRefused(f"{reference} has more than {_MOST_TAG_PAGES * _TAGS_PER_PAGE:,} tags")
+            if query in (None, previous_query):
+                return tuple(dict.fromkeys(tags))
+        raise RegistryRefused(f"{reference} has more than {_MOST_TAG_PAGES} pages of tags")
 
     def blob(
         self, reference: OciReference, *, headers: Mapping[str, str] | None = None, method: str = "GET"
@@ -344,6 +343,22 @@ class Registries:
             hint = "check the credentials" if basic_auth else "add --registry-credentials"
             raise RegistryRefused(f"{urlsplit(realm).netloc} did not issue a token for {reference}: {hint}")
         return f"Bearer {token}"
+
+
+_LINK: Final = re.compile(r"<[^<>?]*\?([^<>#]+)[^<>]*>([^<]*)")  # the query, and the parameters of the link
+
+
+def _find_next_query(links: str, reference: OciReference) -> str | None:
+    """Return the query for the next page of tags, or None after the last page.
+
+    gitboot does not compute the query, because some registries use their own page numbers or tokens in it (OCI
+    distribution specification, "Listing Tags"). gitboot ignores the rest of the link, so a link never leads to another
+    host.
+    """
+    found = _LINK.findall(links)
+    if links and not found:
+        raise RegistryRefused(f"the registry did not return a valid link to more tags for {reference}: {links[:100]!r}")
+    return next((query for query, parameters in found if "rel=" not in parameters or "next" in parameters), None)
 
 
 def _check_realm(realm: str, origin: str) -> None:

@@ -301,28 +301,64 @@ def test_wrong_answers_of_a_registry_are_rejected(
 
 @dataclass
 class PagedTagRegistry(ScriptedServer):
-    """A registry with this many pages of two tags each."""
+    """A registry with this many pages of two tags each, which only its own links lead to, as those of Quay and ECR."""
 
     pages: int = 0
+    link: str = '</v2/os/linux/tags/list?n=1000&next_page={}>; rel="next"'
 
     def answer(self, target: str, headers: Mapping[str, str]) -> tuple[int, dict[str, str], bytes]:
         self.asked.append((target, dict(headers)))
-        (last,) = parse_qs(urlsplit(target).query).get("last", ["1.-1"])
-        first = int(last.removeprefix("1.")) + 1
-        link = {"Link": "</v2/os/linux/tags/list>; rel=next"} if first + 2 < 2 * self.pages else {}
+        (page,) = parse_qs(urlsplit(target).query).get("next_page", ["0"])
+        first = 2 * int(page)
+        link = {"Link": self.link.format(int(page) + 1)} if int(page) + 1 < self.pages else {}
         return 200, link, json.dumps({"name": "os/linux", "tags": [f"1.{first}", f"1.{first + 1}"]}).encode()
 
 
-def test_the_tags_of_a_repository_are_listed_page_by_page() -> None:
-    with run_scripted_server(few := PagedTagRegistry(pages=3)), run_scripted_server(many := PagedTagRegistry(pages=51)):
+# Links as in the tests of oras-go and of go-containerregistry, and in RFC 8288.
+@pytest.mark.parametrize(
+    "link",
+    [
+        PagedTagRegistry.link,
+        "<https://elsewhere.invalid/v2/os/linux/tags/list?n=1000&next_page={}>;rel=next",
+        "</v2/os/linux/tags/list?n=1000&next_page={}>",
+        '</v2/os/linux/tags/list?n=9>; rel="prev", </v2/os/linux/tags/list?n=1000&next_page={}>; x="y"; rel="next"',
+    ],
+)
+def test_the_tags_of_a_repository_are_listed_page_by_page(link: str) -> None:
+    with run_scripted_server(few := PagedTagRegistry(pages=3, link=link)):
         assert make_registries(few).list_tags(image(few)) == tuple(f"1.{number}" for number in range(6))
         assert [target for target, _ in few.asked] == [
             "/v2/os/linux/tags/list?n=1000",
-            "/v2/os/linux/tags/list?n=1000&last=1.1",
-            "/v2/os/linux/tags/list?n=1000&last=1.3",
+            "/v2/os/linux/tags/list?n=1000&next_page=1",
+            "/v2/os/linux/tags/list?n=1000&next_page=2",
         ]
-        with pytest.raises(RegistryRefused, match="more than 50,000 tags"):
-            make_registries(many).list_tags(image(many))
+
+
+@pytest.mark.parametrize("link", ["", '</v2/os/linux/tags/list?next_page=0>; rel="prev"'])
+def test_a_list_of_tags_without_a_link_to_the_next_page_is_complete(link: str) -> None:
+    with run_scripted_server(asked := PagedTagRegistry(pages=3, link=link)):
+        assert make_registries(asked).list_tags(image(asked)) == ("1.0", "1.1")
+
+
+@pytest.mark.parametrize(
+    "link", ["<", "><", "<>", "/v2/os/linux/tags/list?n=1>", '</v2/os/linux/tags/list>; rel="next"']
+)
+def test_a_malformed_link_does_not_end_the_list_of_tags(link: str) -> None:
+    with (
+        run_scripted_server(asked := PagedTagRegistry(pages=3, link=link)),
+        pytest.raises(RegistryRefused, match="did not return a valid link to more tags"),
+    ):
+        make_registries(asked).list_tags(image(asked))
+
+
+def test_the_number_of_pages_of_tags_is_limited() -> None:
+    with (
+        run_scripted_server(many := PagedTagRegistry(pages=201)),
+        pytest.raises(RegistryRefused, match="more than 200 pages of tags"),
+    ):
+        make_registries(many).list_tags(image(many))
+    with run_scripted_server(same := PagedTagRegistry(pages=201, link="</v2/os/linux/tags/list?n=1000>")):
+        assert make_registries(same).list_tags(image(same)) == ("1.0", "1.1")
 
 
 @for_each(
