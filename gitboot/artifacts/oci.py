@@ -34,10 +34,9 @@ _MOST_TAG_PAGES: Final = 200  # some registries return only 100 tags in a page
 # The manifest size that registries must accept: OCI distribution specification, "Pushing Manifests".
 _LARGEST_MANIFEST: Final = 4 << 20
 # Docker Hub is called docker.io, but its registry has another host, and `docker login` writes its credentials under
-# this key.
+# https://index.docker.io/v1/.
 _DOCKER_HUB: Final = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
 _DOCKER_HUB_REGISTRY: Final = "registry-1.docker.io"
-_DOCKER_HUB_KEY: Final = "https://index.docker.io/v1/"
 
 
 # References
@@ -143,20 +142,34 @@ class _AuthFile(msgspec.Struct):
 _decode_auth_file: Final = build_json_decoder(_AuthFile)
 
 
+def _normalize_key(key: str) -> str:
+    """Return the host, and the repository if there is one, of a key in a credentials file.
+
+    Docker also writes keys such as https://HOST/v1/.
+    """
+    host, slash, repository = re.sub(r"^https?://(.*?)(?:/(?:v[12]/?)?)?$", r"\1", key).partition("/")
+    return f"{'docker.io' if host in _DOCKER_HUB else host}{slash}{repository}"
+
+
 class RegistryCredentials(Struct, frozen=True):
     """A registry credentials file. gitboot reads the file again for each use, because the file may change."""
 
     file: Path
 
-    def get_authorization(self, host: str) -> str | None:
-        """Return the ``Authorization`` header for a registry.
+    def get_authorization(self, reference: OciReference) -> str | None:
+        """Return the ``Authorization`` header for a repository.
 
-        Return None if the file contains no credentials for the registry.
+        Return None if the file contains no credentials for the repository. The most specific key takes precedence:
+        HOST/REPOSITORY, the beginning of it, or HOST (containers-auth.json(5)).
 
         Raises `UsageError` if gitboot cannot read or parse the file.
         """
         auths = self._read().auths
-        auth = auths.get(host) or (auths.get(_DOCKER_HUB_KEY) if host in _DOCKER_HUB else None)
+        auths = {_normalize_key(key): auth for key, auth in auths.items()} | auths
+        places = [_normalize_key(f"{reference.host}/{reference.repository}")]
+        while "/" in places[-1]:
+            places.append(places[-1].rpartition("/")[0])
+        place, auth = next(((place, auths[place]) for place in places if place in auths), ("", None))
         if auth is None:
             return None
         pair = auth.auth or base64.b64encode(f"{auth.username}:{auth.password}".encode()).decode()
@@ -165,7 +178,7 @@ class RegistryCredentials(Struct, frozen=True):
         except ValueError:
             user, colon = b"", b""
         if not user or not colon:
-            raise UsageError(f"{self.file}: the field `auth` for {host} must contain USER:PASSWORD in base64")
+            raise UsageError(f"{self.file}: the field `auth` for {place} must contain USER:PASSWORD in base64")
         return f"Basic {pair}"
 
     def check(self) -> None:
@@ -313,7 +326,7 @@ class Registries:
 
         Return None if there are no credentials for the registry.
         """
-        basic_auth = self._credentials.get_authorization(reference.host) if self._credentials is not None else None
+        basic_auth = self._credentials.get_authorization(reference) if self._credentials is not None else None
         for challenge in challenges:
             scheme, _, rest = challenge.partition(" ")
             if scheme.lower() == "bearer":

@@ -199,14 +199,42 @@ def test_an_unusable_file_of_credentials_is_rejected(tmp_path: Path, text: str, 
     file.write_text(text)
     file.chmod(mode)
     with pytest.raises(UsageError, match=says):
-        RegistryCredentials(file).get_authorization("h")
+        RegistryCredentials(file).get_authorization(OciReference.parse("oci://h/os/linux:1"))
 
 
 def test_a_name_and_a_password_give_the_same_header_as_auth(tmp_path: Path) -> None:
     file = tmp_path / "auth.json"
     file.write_text(json.dumps({"auths": {"h": {"username": USER, "password": PASSWORD}}}))
     file.chmod(0o600)
-    assert RegistryCredentials(file).get_authorization("h") == BASIC
+    assert RegistryCredentials(file).get_authorization(OciReference.parse("oci://h/os/linux:1")) == BASIC
+
+
+# Keys as in the tests of go-containerregistry, and in containers-auth.json(5).
+@pytest.mark.parametrize(
+    ("keys", "reference", "user"),
+    [
+        (["h.test"], "h.test/os/linux:1", "h.test"),
+        (["http://h.test/v1/"], "h.test/os/linux:1", "http://h.test/v1/"),
+        (["https://h.test:5000/v2/"], "h.test:5000/os/linux:1", "https://h.test:5000/v2/"),
+        (["https://h.test"], "h.test/os/linux:1", "https://h.test"),
+        (["h.test", "https://h.test"], "h.test/os/linux:1", "h.test"),
+        (["h.test", "h.test/os", "h.test/os/linux", "h.test/os/other"], "h.test/os/linux:1", "h.test/os/linux"),
+        (["h.test", "h.test/os"], "h.test/os/linux:1", "h.test/os"),
+        (["h.test", "h.test/o"], "h.test/os/linux:1", "h.test"),
+        (["h.test/other", "h.test:5000", "test"], "h.test/os/linux:1", None),
+        (["docker.io/acme"], "registry-1.docker.io/acme/linux:1", "docker.io/acme"),
+        (["https://index.docker.io/v1/"], "docker.io/acme/linux:1", "https://index.docker.io/v1/"),
+    ],
+)
+def test_credentials_have_the_keys_of_docker_and_podman(
+    tmp_path: Path, keys: list[str], reference: str, user: str | None
+) -> None:
+    file = tmp_path / "auth.json"
+    file.write_text(json.dumps({"auths": {key: {"username": key, "password": "p"} for key in keys}}))
+    file.chmod(0o600)
+    found = RegistryCredentials(file).get_authorization(OciReference.parse(f"oci://{reference}"))
+    expected = base64.b64encode(f"{user}:p".encode()).decode()
+    assert found == (f"Basic {expected}" if user is not None else None)
 
 
 # Responses of a hostile registry, or of an attacker on the way to it.
@@ -601,7 +629,7 @@ def test_docker_hub_is_contacted_at_the_host_of_its_registry(host: str, tmp_path
     file = tmp_path / f"{host}.json"
     file.write_text(json.dumps({"auths": {"https://index.docker.io/v1/": {"username": USER, "password": PASSWORD}}}))
     file.chmod(0o600)
-    assert RegistryCredentials(file).get_authorization(host) == BASIC
+    assert RegistryCredentials(file).get_authorization(OciReference.parse(f"oci://{host}/os/linux:1")) == BASIC
 
 
 def test_a_registry_is_contacted_unencrypted_only_if_configured() -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pygit2
 import pytest
 
-from gitboot.artifacts.oci import RegistryCredentials
+from gitboot.artifacts.oci import OciReference, RegistryCredentials
 from gitboot.bmc import credentials
 from gitboot.bmc.credentials import read_credentials
 from gitboot.bmc.override_session import TaskOutcome
@@ -312,11 +312,11 @@ def test_finding_p1_a_rotated_password_of_a_bmc_is_used_for_the_next_task(
 
 def test_finding_p1_rotated_credentials_of_a_registry_are_sent_in_the_next_request(tmp_path: Path) -> None:
     file = write_private(tmp_path / "auth.json", json.dumps({"auths": {"r.test": {"auth": "YTpi"}}}))
-    known = RegistryCredentials(file)
-    assert known.get_authorization("r.test") == "Basic YTpi"
+    known, image = RegistryCredentials(file), OciReference.parse("oci://r.test/os/linux:1")
+    assert known.get_authorization(image) == "Basic YTpi"
     file.write_text(json.dumps({"auths": {"r.test": {"auth": "YTpj"}}}))
-    assert known.get_authorization("r.test") == "Basic YTpj"
+    assert known.get_authorization(image) == "Basic YTpj"
     for content, cause in (("{", "is not a registry credentials file"), (None, "cannot be read: No such file")):
         file.unlink() if content is None else file.write_text(content)
         with pytest.raises(UsageError, match=f"{file} {cause}"):
-            known.get_authorization("r.test")
+            known.get_authorization(image)
