@@ -211,7 +211,9 @@ class TagList(msgspec.Struct, frozen=True):
 
 
 _decode_tags: Final = build_json_decoder(TagList)
-_PARAMETER: Final = re.compile(r'([A-Za-z]+)="([^"]*)"')
+# A challenge may follow another one in the same header (RFC 9110, 11.6.1).
+_BEARER: Final = re.compile(r"(?:^|,)\s*Bearer\s(.*)", re.IGNORECASE)
+_PARAMETER: Final = re.compile(r'([A-Za-z]+)\s*=\s*"?((?<=")[^"]*|[^\s,"]+)')
 _TOKEN: Final = re.compile(r"[!-~]+")  # a token may contain only these characters, because gitboot sends it in a header
 MANIFESTS: Final = (
     "application/vnd.oci.image.index.v1+json",
@@ -328,9 +330,9 @@ class Registries:
         """
         basic_auth = self._credentials.get_authorization(reference) if self._credentials is not None else None
         for challenge in challenges:
-            scheme, _, rest = challenge.partition(" ")
-            if scheme.lower() == "bearer":
-                parameters = {name.lower(): value for name, value in _PARAMETER.findall(rest)}
+            if (bearer := _BEARER.search(challenge)) is not None:
+                found = reversed(_PARAMETER.findall(bearer[1]))  # the first value of a name counts
+                parameters = {name.lower(): value for name, value in found}
                 return self._request_token(origin, reference, parameters, basic_auth)
         return basic_auth
 

@@ -415,6 +415,25 @@ def test_a_malformed_token_is_rejected(body: bytes) -> None:
             make_registries(asked).manifest(image(asked))
 
 
+# Challenges as in the tests of oras-go and of go-containerregistry, and several in one header (RFC 9110, 11.6.1).
+@pytest.mark.parametrize(
+    "challenge",
+    [
+        'Bearer realm="{0}/token",service="registry.test",scope="repository:os/linux:pull,push"',
+        'bearer realm = "{0}/token"   ,service=registry.test, scope  ="repository:os/linux:pull"  ',
+        'Bearer realm="{0}/token",service="registry.test",other=fun,slashed="he\\"\\l\\lo"',
+        'Bearer realm="{0}/token",service="registry.test", Basic realm="elsewhere"',
+        'Basic realm="elsewhere", Bearer realm="{0}/token",service="registry.test"',
+    ],
+)
+def test_a_challenge_names_the_token_server(challenge: str) -> None:
+    with serve_answers({"/token": (200, {}, b'{"token": "t"}')}) as asked:
+        asked.answers[MANIFEST_PATH] = (401, {"WWW-Authenticate": challenge.format(asked.url)}, b"")
+        with pytest.raises(RegistryRefused, match="credentials do not allow access"):
+            make_registries(asked).manifest(image(asked))
+        assert "/token?scope=repository%3Aos%2Flinux%3Apull&service=registry.test" in [each for each, _ in asked.asked]
+
+
 @dataclass
 class ExpiringTokenRegistry(ScriptedServer):
     token: str = ""
