@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import cache, cached_property
 from http.client import HTTPException, HTTPResponse, IncompleteRead
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Final
@@ -620,10 +620,30 @@ class HttpClient:
 def _find_proxy(target: SplitResult) -> str | None:
     """Return the URL of the proxy that the environment defines for a target, or None if there is no such proxy."""
     host = target.hostname or ""
-    if is_loopback(host) or proxy_bypass(host) or proxy_bypass(target.netloc):  # NO_PROXY may contain ports
+    port = target.port or (443 if target.scheme == "https" else 80)
+    proxies = getproxies()
+    if is_loopback(host) or proxy_bypass(host) or _is_excluded(host, port, proxies.get("no", "")):
         return None
-    proxy = getproxies().get(target.scheme)
+    proxy = proxies.get(target.scheme)
     return f"http://{proxy}" if proxy is not None and "://" not in proxy else proxy
+
+
+def _is_excluded(host: str, port: int, no_proxy: str) -> bool:
+    """Return whether NO_PROXY contains a host: its address, its network, its name, or a domain, each also with a port.
+
+    Python does not support networks, ``*.DOMAIN``, a dot at the end and the default port, but curl does.
+    """
+    host = host.rstrip(".")
+    for entry in no_proxy.lower().split(","):
+        excluded = entry.strip()
+        for name in (excluded, excluded.removesuffix(f":{port}").strip("[]")):
+            domain = name.removeprefix("*").strip(".")
+            with suppress(ValueError):
+                if ip_address(host) in ip_network(name, strict=False):
+                    return True
+            if domain and (host == domain or host.endswith(f".{domain}")):
+                return True
+    return False
 
 
 def _build_proxy_manager(proxy: str, options: Mapping[str, Any]) -> urllib3.ProxyManager:

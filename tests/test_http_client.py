@@ -545,6 +545,47 @@ def test_no_proxy_may_contain_a_port(
         assert server.requests == []
 
 
+# Cases of curl (unit1614.c) and of Go (httpproxy/proxy_test.go). Like curl, .example.com excludes example.com too.
+@pytest.mark.parametrize(
+    ("host", "no_proxy", "is_excluded"),
+    [
+        ("www.example.com", "localhost,.example.com,.example.de", True),
+        ("www.example.com.", "localhost,.example.com.,.example.de", True),
+        ("example.com", "foo, .example.com", True),
+        ("nexample.com", "localhost,example.com", False),
+        ("nested.wildcard.test", "*.wildcard.test", True),
+        ("awildcard.test", "*.wildcard.test", False),
+        ("BAr", "foo,,,,,              bar, ::1/64", True),
+        ("example.com", "*", True),
+        ("example.com", ":1", False),
+        ("example.com", "", False),
+        ("192.168.1.3", "192.168.1.3:80", True),
+        ("192.168.1.3", "192.168.1.3:81", False),
+        ("192.168.0.1", "192.168.0.0/16 ", True),
+        ("192.168.0.1", "192.168.0.0/16a", False),
+        ("192.168.0.1", "192.168.0.0/32", False),
+        ("192.168.0.1", "192.168.0.1/33", False),
+        ("192.168.1.1", "foo, bar, 192.168.0.0/24", False),
+        ("10.0.0.2", "10.0.0.0/30", True),
+        ("[2001:db8::52:0:3]", "[2001:db8::52:0:3]:80", True),
+        ("[2001:db8::52:0:2]", "[2001:db8::52:0:2]:443", False),
+        ("[2002:db8:a::123]", "2002:db8:a::45/64", True),
+        ("[2001:db8:8000::1]", "2001:db8::/65", False),
+        ("[2001:db8::1]", "192.168.0.0/16", False),
+    ],
+)
+def test_no_proxy_has_the_forms_of_curl_and_of_go(
+    proxy: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, host: str, no_proxy: str, is_excluded: bool
+) -> None:
+    monkeypatch.setenv("no_proxy", no_proxy)
+    monkeypatch.setattr(http_client, "resolve_host", lambda *_: ["127.0.0.1"])
+    with strange_server(sending(OK, b"Content-Length: 2\r\n\r\n{}")) as server:
+        proxy(server.url)
+        with suppress(HostUnreachable):  # the host itself does not respond
+            HttpClient().request_json(f"http://{host}/")
+        assert bool(server.requests) is not is_excluded
+
+
 def test_a_slow_proxy_ends_at_the_deadline(proxy: Callable[[str], None]) -> None:
     with strange_server(sending(b"HTTP/1.1 200 OK\r\n", drips=b"X-A: b\r\n")) as server:
         proxy(server.url)
