@@ -348,8 +348,9 @@ class _AllowedSigners:
                 verdict = self._run_ssh_keygen("verify", *arguments, stdin=signed.payload)
                 if verdict.status == 0 and verdict.output.startswith(f'Good "git" signature for {principal} with '):
                     return Signer(one_line(principal), key)
-        if "key has expired" in principals.errors:
-            raise UntrustedSignature(f"signed by the key {key}, which has expired")
+        for fault in ("has expired", "is not yet valid"):
+            if f"key {fault}" in principals.errors:
+                raise UntrustedSignature(f"signed by the key {key}, which {fault}")
         if principals.status == 0:
             raise UntrustedSignature(
                 f"signed by the key {key}, whose allowed-signers entry does not allow Git signatures"

@@ -34,7 +34,7 @@ RIGHT = "right"
 @pytest.fixture(scope="module")
 def ssh(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Person]:
     folder = tmp_path_factory.mktemp("ssh")
-    return {name: make_ssh_person(folder, name) for name in ("ada", "bob", "eve", "old", "mail", "forge")}
+    return {name: make_ssh_person(folder, name) for name in ("ada", "bob", "eve", "old", "new", "mail", "forge")}
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +52,14 @@ def work(tmp_path: Path) -> WorkTree:
 
 @pytest.fixture
 def signers(tmp_path: Path, ssh: dict[str, Person]) -> Path:
-    """Keys of ada (trusted), of old (expired) and of mail (for another use). eve and bob are not listed."""
+    """Keys of ada (trusted), old (expired), new (not valid yet) and mail (for another use), but not of eve and bob."""
     return write_lines(
         tmp_path / "allowed",
         [
             "# people",
             f'ada@example.net namespaces="git" {ssh["ada"].key}',
             f'old@example.net valid-before="20200101" {ssh["old"].key}',
+            f'new@example.net valid-after="29990101" {ssh["new"].key}',
             f'mail@example.net namespaces="email" {ssh["mail"].key}',
         ],
     )
@@ -108,6 +109,7 @@ def add_signature(raw: bytes, signature: bytes) -> bytes:
         ("ssh", "ada", RIGHT),
         ("ssh", "eve", "which is not listed"),
         ("ssh", "old", "which has expired"),
+        ("ssh", "new", "which is not yet valid"),
         ("ssh", "mail", "whose allowed-signers entry does not allow Git signatures"),
         ("gpg", "ada", RIGHT),
         ("gpg", "eve", "which is not listed"),
