@@ -296,8 +296,10 @@ class Forge:
         if answer.status in (HTTPStatus.OK, HTTPStatus.CREATED):
             return answer
         message = f"{format_host(url)} returned {answer.status} {answer.detail}".rstrip()
-        # This is how GitHub reports its secondary rate limit.
-        is_rate_limited = answer.status == HTTPStatus.FORBIDDEN and answer.retry_after_s is not None
+        # GitHub reports rate limits with this status, and with or without a time.
+        is_rate_limited = answer.status == HTTPStatus.FORBIDDEN and (
+            answer.retry_after_s is not None or "rate limit" in answer.detail
+        )
         if answer.status >= 500 or answer.status in _RETRY_STATUSES or is_rate_limited:
             raise HostUnreachable(message, retry_after_s=answer.retry_after_s)
         raise ForgeRefused(message)

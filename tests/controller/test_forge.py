@@ -165,6 +165,20 @@ def test_a_temporary_error_is_not_a_rejection(
     assert unreachable.value.retry_after_s == wait
 
 
+@for_each(
+    "message",
+    [
+        "API rate limit exceeded for installation ID 1234.",
+        "You have exceeded a secondary rate limit. Please wait a few minutes before you try again.",
+    ],
+)
+def test_a_rate_limit_of_github_without_a_time_is_not_a_rejection(host: ForgeHost, token: Path, message: str) -> None:
+    host.faults.append((403, {}))
+    host.fault_message = message
+    with pytest.raises(HostUnreachable, match=message):
+        forge(host, token).write(ACCEPTED)
+
+
 def test_the_token_is_sent_to_no_other_host_and_an_unreachable_forge_is_reported(host: ForgeHost, token: Path) -> None:
     with forge_host(host.kind) as other:
         for status in (301, 302, 307, 308):

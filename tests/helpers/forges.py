@@ -47,6 +47,7 @@ class ForgeHost:
     statuses: list[dict[str, Any]] = field(default_factory=list)  # as they were posted, with sha
     commits: set[str] | None = None  # that it has; None: all
     faults: list[tuple[int, dict[str, str]]] = field(default_factory=list)  # the next responses
+    fault_message: str = "not now"
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
 
     @property
@@ -57,7 +58,7 @@ class ForgeHost:
         self.requests.append((method, target, headers))
         if self.faults:
             status, more = self.faults.pop(0)
-            return status, more, {"message": "not now"}
+            return status, more, {"message": self.fault_message}
         if self.kind == "github" and not headers.get("User-Agent"):
             return 403, {}, {"message": "Request forbidden by administrative rules"}
         if self._get_token(headers) != TOKEN:
