@@ -215,7 +215,7 @@ def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
             source.skip_blocks(info.size)
             continue
         if _find_member_name(info, block, overrides).removeprefix("./") == path:
-            if info.type not in _FILE_TYPES:
+            if info.type not in _FILE_TYPES or any(name.startswith("GNU.sparse.") for name in overrides):
                 raise _ArchiveError(f"{path} in the archive is not a regular file")
             yield from source.read_pieces(size)
             return
@@ -228,8 +228,8 @@ def _read_tar(source: _UnpackedStream, path: str) -> Iterator[bytes]:
 
 
 def _find_member_name(info: tarfile.TarInfo, block: bytes, overrides: Mapping[str, bytes]) -> str:
-    if "path" in overrides:
-        return overrides["path"].decode("utf-8", "surrogateescape")
+    if (path := overrides.get("GNU.sparse.name", overrides.get("path"))) is not None:
+        return path.decode("utf-8", "surrogateescape")
     if block[257:265] == tarfile.GNU_MAGIC:  # here, GNU tar may store times where POSIX has a prefix of the name
         return block[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
     return info.name

@@ -221,6 +221,19 @@ def test_members_of_gnu_tar_before_the_wanted_file_are_skipped(options: list[str
     assert read(content, "a.tar", "linux") == KERNEL
 
 
+@for_each("version", ["0.0", "0.1", "1.0"])
+def test_a_sparse_file_of_gnu_tar_is_refused(version: str, tmp_path: Path) -> None:
+    """In the pax format, these files have the type of regular files, as in CPython's testtar.tar."""
+    with (tmp_path / "linux").open("wb") as file:
+        file.seek(1 << 20)
+        file.write(KERNEL)
+    options = ["--format=posix", "--sparse", f"--sparse-version={version}"]
+    command = ["tar", "-c", "-f", "-", *options, "-C", str(tmp_path), "linux"]
+    content = subprocess.run(command, check=True, capture_output=True).stdout
+    with pytest.raises(ArtifactMissing, match="linux in the archive is not a regular file"):
+        read(content, "a.tar", "linux")
+
+
 SMALL = {"a": b"1" * 2000, LONG: b"2"}
 ARCHIVES = {
     "a.tar": make_tar(SMALL),
