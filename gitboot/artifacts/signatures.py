@@ -232,7 +232,7 @@ def _list_key_files(directory: Path | None, *suffixes: str) -> Sequence[Path]:
 def _read_minisign_key(file: Path) -> str:
     key = ""
     try:
-        words = file.read_text().split("\n", 1)[-1].split()  # without the comment in the first line
+        words = file.read_text().split()  # the key is last, and may follow a comment
         key = words[-1] if words else ""
         decoded = b64decode(key, validate=True)
     except (OSError, UnicodeDecodeError, InvalidBase64):

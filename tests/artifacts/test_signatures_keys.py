@@ -274,6 +274,15 @@ def test_a_file_that_a_listed_minisign_key_has_signed_is_vouched_for(kernel: Pat
         found.find_signer(SignatureKind.MINISIGN, signature, kernel, compute_digest(kernel))
 
 
+@pytest.mark.parametrize("content", ["{0}", "{0}\n", "untrusted comment: minisign public key E762\r\n{0}\r\n"])
+def test_a_minisign_key_needs_no_comment(kernel: Path, tmp_path: Path, content: str) -> None:
+    """Projects publish the key alone for `minisign -P`."""
+    vendor = Minisign(tmp_path, "vendor")
+    key = vendor.public.read_text().split()[-1]
+    found = load_keys(tmp_path, {"vendor.pub": content.format(key).encode()})
+    assert found.find_signer(SignatureKind.MINISIGN, vendor.sign(kernel), kernel, compute_digest(kernel)).key == key
+
+
 def test_a_signature_of_a_kind_without_listed_keys_is_rejected(
     people: Mapping[str, Person], kernel: Path, tmp_path: Path
 ) -> None:
