@@ -174,10 +174,10 @@ class RegistryCredentials(Struct, frozen=True):
             return None
         pair = auth.auth or base64.b64encode(f"{auth.username}:{auth.password}".encode()).decode()
         try:
-            user, colon, _ = base64.b64decode(pair, validate=True).partition(b":")
+            user, _, password = base64.b64decode(pair, validate=True).partition(b":")
         except ValueError:
-            user, colon = b"", b""
-        if not user or not colon:
+            user, password = b"", b""
+        if not user or not password:
             raise UsageError(f"{self.file}: the field `auth` for {place} must contain USER:PASSWORD in base64")
         return f"Basic {pair}"
 

@@ -191,8 +191,9 @@ def test_credentials_are_for_one_registry(servers: RegistryServers, tmp_path: Pa
         ('{"auths": {"h": {}}}', 0o600, "must contain USER:PASSWORD"),
         ('{"auths": {"h": {"auth": "ü"}}}', 0o600, "must contain USER:PASSWORD"),
         ('{"auths": {"h": {"identitytoken": "x"}}}', 0o600, "must contain USER:PASSWORD"),
+        ('{"auths": {"h": {"auth": "MDAwMDAwMDA6", "identitytoken": "x"}}}', 0o600, "must contain USER:PASSWORD"),
     ],
-    ids=["open", "list", "binary", "empty", "not-base64", "refresh-token"],
+    ids=["open", "list", "binary", "empty", "not-base64", "refresh-token", "refresh-token-with-user"],
 )
 def test_an_unusable_file_of_credentials_is_rejected(tmp_path: Path, text: str, mode: int, says: str) -> None:
     file = tmp_path / "auth.json"
