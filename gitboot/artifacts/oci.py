@@ -61,9 +61,11 @@ class OciReference(Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"{text!r} is not an image in a registry: expected oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:…"
             )
+        # As in Docker, a repository of Docker Hub without an organization belongs to the organization library.
+        organization = "library/" if match["host"] in _DOCKER_HUB and "/" not in match["repository"] else ""
         return cls(
             host=match["host"],
-            repository=match["repository"],
+            repository=organization + match["repository"],
             tag=match["tag"],
             digest=Digest(match["digest"]) if match["digest"] is not None else None,
         )

@@ -641,6 +641,21 @@ def test_only_allowed_registries_are_contacted(allowed: str, reference: str, is_
             find_origin(found, [AllowedRegistry.parse(allowed)])
 
 
+@for_each(
+    ("text", "repository"),
+    [
+        ("oci://docker.io/foo:1", "library/foo"),
+        ("oci://index.docker.io/ubuntu-12.04-base:1", "library/ubuntu-12.04-base"),
+        ("oci://docker.io/library/foo:1", "library/foo"),
+        ("oci://docker.io/fooo/bar:1", "fooo/bar"),
+        ("oci://example.com/privatebase:1", "privatebase"),
+    ],
+)
+def test_an_official_image_of_docker_hub_is_in_library(text: str, repository: str) -> None:
+    """Cases of distribution, TestParseRepositoryInfo."""
+    assert OciReference.parse(text).repository == repository
+
+
 @for_each("host", ["docker.io", "index.docker.io", "registry-1.docker.io"])
 def test_docker_hub_is_contacted_at_the_host_of_its_registry(host: str, tmp_path: Path) -> None:
     """A case of boot-operator, TestExtractRegistryDomain."""
