@@ -176,8 +176,9 @@ class Project(Struct, frozen=True, kw_only=True):
                 f"--forge {name}={redact_url(url)}: expected the URL of a project's page, which ends in OWNER/NAME"
             )
         root = f"{parts.scheme}://{host}"
-        if api is None and host == "github.com":
-            api = "https://api.github.com"
+        # *.ghe.com is GitHub Enterprise Cloud with data residency.
+        if api is None and (host == "github.com" or host.endswith(".ghe.com")):
+            api = f"https://api.{host}"
         elif api is None:
             api = f"{root}/api/{_APIS[ForgeKind(name)].version}"
         return cls(kind=ForgeKind(name), page=f"{root}/{page}", api=api.rstrip("/"), path=path)

@@ -213,6 +213,7 @@ def test_an_invalid_token_is_not_sent(host: ForgeHost, token: Path, content: str
     ("text", "api", "path"),
     [
         ("github=https://github.com/acme/fleet.git", "https://api.github.com", "acme/fleet"),
+        ("github=https://octocorp.ghe.com/acme/fleet", "https://api.octocorp.ghe.com", "acme/fleet"),
         ("github=https://ghe.acme.test/acme/fleet/", "https://ghe.acme.test/api/v3", "acme/fleet"),
         ("gitlab=https://gitlab.com/acme/metal/fleet", "https://gitlab.com/api/v4", "acme/metal/fleet"),
         ("gitea=https://codeberg.org/acme/fleet", "https://codeberg.org/api/v1", "acme/fleet"),
