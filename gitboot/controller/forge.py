@@ -165,7 +165,7 @@ class Project(Struct, frozen=True, kw_only=True):
                 f"--forge {redact_url(text, may_be_path=False)}: expected KIND=URL with the URL of the project's page; "
                 f"KIND is one of {', '.join(ForgeKind)}"
             )
-        host = format_host(url)
+        host = format_host(url).lower()
         parts = urlsplit(url)
         check_credentials(url, "the --forge token", allow_token_over_http=allow_token_over_http)
         page = path = parts.path.strip("/").removesuffix(".git")
@@ -339,7 +339,7 @@ def parse_judgement(text: str) -> Judgement:
 def _derive_page_prefix(api: str, scheme: str, host: str) -> str:
     """Derive the path prefix of a forge's pages from the URL of its API. Raises `UsageError`."""
     parts = urlsplit(api)
-    if format_host(api) != host or parts.scheme != scheme:
+    if format_host(api).lower() != host or parts.scheme != scheme:
         raise UsageError(f"forge-api {api}: the URL must begin with {scheme}://{host}, like the project's URL")
     return re.sub(r"/?api/v\d+/?$", "", parts.path).strip("/") + "/"
 

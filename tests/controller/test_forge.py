@@ -213,6 +213,7 @@ def test_an_invalid_token_is_not_sent(host: ForgeHost, token: Path, content: str
     ("text", "api", "path"),
     [
         ("github=https://github.com/acme/fleet.git", "https://api.github.com", "acme/fleet"),
+        ("github=https://GitHub.com/acme/fleet", "https://api.github.com", "acme/fleet"),
         ("github=https://octocorp.ghe.com/acme/fleet", "https://api.octocorp.ghe.com", "acme/fleet"),
         ("github=https://ghe.acme.test/acme/fleet/", "https://ghe.acme.test/api/v3", "acme/fleet"),
         ("gitlab=https://gitlab.com/acme/metal/fleet", "https://gitlab.com/api/v4", "acme/metal/fleet"),
@@ -236,7 +237,7 @@ def test_the_api_url_of_a_project_follows_from_its_url(text: str, api: str, path
             "https://acme.test/code/forge/acme/fleet/commit/c0ffee",
         ),
         (
-            *("gitlab=https://acme.test/metal/fleet", "https://acme.test/api/v4", "metal/fleet"),
+            *("gitlab=https://Acme.test/metal/fleet", "https://acme.test/api/v4", "metal/fleet"),
             "https://acme.test/metal/fleet/-/commit/c0ffee",
         ),
     ],
