@@ -1,4 +1,4 @@
-"""All errors that gitboot raises on purpose, grouped by the person who must act.
+"""The errors that gitboot raises on purpose, grouped by the person who must act.
 
 ::
 
@@ -15,6 +15,7 @@
     │   ├── SourceUnavailable       the server of an image source sent no usable response
     │   └── NotYetDone              the instance has not carried out a request yet
     ├── InvalidRepository           the author of a commit acts: all problems of the commit
+    │   └── NotEvaluated            the evaluation exceeded a limit or was killed
     └── OperatorError               an operator acts: the fault stays until then
         ├── UsageError              a flag, a setting or a path is wrong
         │   ├── BmcNotTrusted       the instance may not send credentials to a BMC
@@ -23,6 +24,7 @@
         ├── SourceRefused           authentication, a host key or a signature was rejected
         ├── SourceTooLarge          a fetch needs more memory or disk than its limit
         ├── LockedByAnother         another instance uses this directory
+        │   └── HeldByAnother       an instance on another host holds the lease of the ledger
         ├── PublishError            the output tree cannot be written
         │   └── ForeignTree         the output tree belongs to another ledger
         ├── AssetError              a boot loader or an artifact cannot be stored
@@ -30,7 +32,8 @@
         ├── LedgerError             the ledger cannot be read or written
         │   ├── DamagedLedger       the ledger is inconsistent
         │   ├── LedgerLeft          the ledger was moved to another location
-        │   └── LedgerUnfinished    the copy of a ledger is incomplete
+        │   ├── LedgerUnfinished    the copy of a ledger is incomplete
+        │   └── LeaseLost           another instance may use the ledger
         ├── BmcRejected             the BMC rejected credentials or a setting
         ├── ForgeRefused            the forge rejected a token, its rights or a project
         ├── RegistryRefused         a registry rejected a request, or may not be contacted
@@ -42,7 +45,7 @@
             ├── IncompleteRelease   a release lacks a file, a digest or an architecture
             └── UntrustedRelease    a file of a release has another digest, or no valid signature
 
-Every other error is a bug in gitboot, and prints a traceback.
+Some modules derive errors of their own from these classes. Every other error is a bug in gitboot, and prints a traceback.
 """
 
 from __future__ import annotations
