@@ -73,6 +73,8 @@ class Quirks(Struct, frozen=True, kw_only=True):
     firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots from this URI instead of using DHCP
     # the path of the system's property with the time of its last reset; (): there is no such property
     reset_time: tuple[str, ...] = ("LastResetTime",)
+    # The BootProgress.LastState that the BMC also shows, without a LastStateTime, while an operating system runs.
+    last_progress: str | None = None
     # The beginnings of the names of the drives that take an image from the network; (): all drives.
     network_drives: tuple[str, ...] = ()
     # Whether the BMC still shows an ejected image in virtual media, with ConnectedVia NotConnected.
@@ -97,6 +99,8 @@ class Quirks(Struct, frozen=True, kw_only=True):
             "reset_time": f"a reset changes {'/'.join(self.reset_time)}"
             if self.reset_time
             else "a reset does not change LastResetTime",
+            "last_progress": f"{self.last_progress} without a time does not count as POST, because the BMC also shows "
+            "it while an operating system runs",
             "network_drives": f"gitboot uses only the drives whose names begin with {' or '.join(self.network_drives)}",
             "shows_ejected_media": "a drive is empty if ConnectedVia is NotConnected, whatever Image and Inserted show",
             "shows_stale_media": "gitboot ejects and reinserts an image that it did not insert for this boot, "
@@ -146,10 +150,12 @@ QUIRKS = (
         name="Supermicro",
         # X10 and older show no mode, and reject a PATCH with a mode, so gitboot sends a mode only if the BMC shows one.
         source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System;"
-        " ansible-collections/community.general issue 6969 and pull request 12537",
+        " ansible-collections/community.general issue 6969 and pull request 12537;"
+        " bmc-toolbox/bmclib, x12.bootComplete",
         manufacturers=("supermicro", "super micro"),
         mode=ModePolicy.ALWAYS,
         resent_properties=frozenset({ENABLED}),
+        last_progress="SystemHardwareInitializationComplete",  # X12 and X13
         cd_target=OverrideTarget.USB_CD,  # X11 and later also list Cd, which does not boot
         shows_ejected_media=True,  # X12 and H13 keep the image after an eject
     ),

@@ -93,6 +93,8 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
     power = _as_text(system.body.get("PowerState"))
     progress = _as_text(_get_nested(system.body, ("BootProgress", "LastState")))
     state = progress or _as_text(_get_nested(system.body, ("Oem", "Hpe", "PostState"))) if power != "Off" else None
+    progress_time = _parse_time_text(_get_nested(system.body, ("BootProgress", "LastStateTime")))
+    is_final_progress = progress is not None and progress == quirks.last_progress and progress_time is None
     targets = _as_text_set(boot.get(f"{TARGET}@Redfish.AllowableValues"))
     return BmcObservation(
         system=system.path,
@@ -101,11 +103,11 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
         marks=ResetMarks(
             last_reset_time=_parse_time_text(_get_nested(system.body, quirks.reset_time)),
             boot_progress=progress,
-            boot_progress_time=_parse_time_text(_get_nested(system.body, ("BootProgress", "LastStateTime"))),
+            boot_progress_time=progress_time,
             settled=power == "On" and state in _STATES_AFTER_POST,
         ),
         power=power,
-        in_post=state in _POST_STATES,
+        in_post=state in _POST_STATES and not is_final_progress,
         runs_os=state == "OSRunning",
         allowable_targets=targets,
         allowable_enabled=_as_text_set(boot.get(f"{ENABLED}@Redfish.AllowableValues")),

@@ -100,6 +100,14 @@ VENDORS = [
         "UefiHttp UefiHttp UsbCd",
     ),
     (
+        "supermicro-x12",
+        "Once UefiHttp UEFI",
+        "Continuous UefiHttp UEFI",
+        "Once UsbCd UEFI",
+        "Disabled UEFI",
+        "UefiHttp UefiHttp UsbCd",
+    ),
+    (
         "ami",
         "Once UefiHttp UEFI URI",
         "Continuous UefiHttp UEFI",

@@ -69,6 +69,7 @@ def test_payloads_of_real_bmcs_are_understood(
     seen = build_observation(system, below if below is not None and "BootSourceOverrideTarget" in below.boot else None)
     assert (seen.quirks_name, seen.settings_path.rpartition("/")[2]) == (row, settings)
     assert is_override_shown(NO_OVERRIDE, seen)
+    assert not seen.in_post
     assert seen.identity.uuid is not None or seen.identity.serial is not None
     assert [_describe_override(adapt_override(each, seen)) for each in (ONCE, ALWAYS, FROM_CD)] == [
         once,
@@ -202,8 +203,11 @@ def _set_and_boot(bmc: BmcConnection, machine: Machine, wanted: Override) -> str
     if (failed := _set(bmc, wanted)) is not None:
         return failed
     machine.run_through()
-    proof = bmc.observe().marks.find_reset_since(before.marks)
+    after = bmc.observe()
+    proof = after.marks.find_reset_since(before.marks)
     boots = f"boots {machine.boots[-1].target} {machine.boots[-1].uri}"
+    if after.in_post:
+        return f"wrong: {boots}, and stays in POST"
     return f"wrong: {boots}, unseen" if proof is ResetConclusion.RULED_OUT else f"{boots}, a reset is {proof.value}"
 
 

@@ -458,12 +458,18 @@ class Machine:
         if profile.last_reset_time:
             body["LastResetTime"] = self.last_reset.isoformat()
         if profile.boot_progress:
-            body["BootProgress"] = {"LastState": self.state, "OemLastState": None}
+            body["BootProgress"] = {"LastState": self._shown_progress(), "OemLastState": None}
             if profile.last_state_time:
                 body["BootProgress"]["LastStateTime"] = self.state_time.isoformat()
         if profile.hpe_post_state:
             body["Oem"] = {"Hpe": self._hpe()}
         return body
+
+    def _shown_progress(self) -> str:
+        states = [state for _, state in _POST]
+        if self.state not in states:
+            return self.state
+        return states[min(states.index(self.state), states.index(self.profile.last_progress))]
 
     def _reset_action(self) -> Json:
         if self.profile.reset_info:

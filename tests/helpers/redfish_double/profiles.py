@@ -197,6 +197,7 @@ class Profile:
     reboot_is_a_reset: bool = True  # moves LastResetTime; switching on and off always does
     boot_progress: bool = True
     last_state_time: bool = True
+    last_progress: str = "OSRunning"  # the LastState that it shows from then on, whatever follows
     marks_move: bool = True  # or stay for ever at their first value
     manager: bool = True  # its role may read it
     manager_shows_restarts: bool = True  # the Manager's LastResetTime
@@ -319,6 +320,15 @@ SUPERMICRO_X11 = Profile(
     last_reset_time=False,
     boots_cd_as="UsbCd",
     drives_keep_images=True,
+)
+
+# bmclib, x12.bootComplete, and the payload supermicro-x13: its operating system runs, and it does not show since when.
+SUPERMICRO_X12 = replace(
+    SUPERMICRO_X11,
+    name="supermicro-x12",
+    model="X12STH-SYS",
+    last_state_time=False,
+    last_progress="SystemHardwareInitializationComplete",
 )
 
 AMI = Profile(
@@ -445,6 +455,7 @@ PROFILES = {
         ILO6,
         SUPERMICRO_X10,
         SUPERMICRO_X11,
+        SUPERMICRO_X12,
         AMI,
         XCC,
         OPENBMC,
