@@ -95,10 +95,10 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
     state = progress or _as_text(_get_nested(system.body, ("Oem", "Hpe", "PostState"))) if power != "Off" else None
     progress_time = _parse_time_text(_get_nested(system.body, ("BootProgress", "LastStateTime")))
     is_final_progress = progress is not None and progress == quirks.last_progress and progress_time is None
-    targets = _as_text_set(boot.get(f"{TARGET}@Redfish.AllowableValues"))
+    targets, enabled_values = (_list_allowable_values(name, system, settings) for name in (TARGET, ENABLED))
     return BmcObservation(
         system=system.path,
-        override=_parse_override(override_resource),
+        override=_parse_override(override_resource, enabled_values),
         identity=parse_identity(system.body),
         marks=ResetMarks(
             last_reset_time=_parse_time_text(_get_nested(system.body, quirks.reset_time)),
@@ -110,7 +110,7 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
         in_post=state in _POST_STATES and not is_final_progress,
         runs_os=state == "OSRunning",
         allowable_targets=targets,
-        allowable_enabled=_as_text_set(boot.get(f"{ENABLED}@Redfish.AllowableValues")),
+        allowable_enabled=enabled_values,
         supports_http_boot_uri=quirks.takes_http_boot_uri and HTTP_BOOT_URI in boot,
         mode_is_fixed=quirks.mode is ModePolicy.NEVER,
         continuous_http=quirks.continuous_http,
@@ -216,14 +216,23 @@ def find_manager_path(system: Mapping[str, Any]) -> str | None:
     return _as_text(_as_mapping(first).get("@odata.id"))
 
 
-def _parse_override(resource: Resource) -> Override:
+def _list_allowable_values(name: str, system: Resource, settings: Resource | None) -> frozenset[str]:
+    """Return the values that the BMC lists for a ``Boot`` property.
+
+    The system's list comes first, as in sushy (BootField). NVIDIA's BlueField lists other targets in its Settings
+    resource than the firmware can boot, and the GH200 lists none there.
+    """
+    key = f"{name}@Redfish.AllowableValues"
+    return _as_text_set(system.boot.get(key)) or _as_text_set(settings.boot.get(key) if settings is not None else None)
+
+
+def _parse_override(resource: Resource, enabled_values: frozenset[str]) -> Override:
     boot = resource.boot
     if TARGET not in boot:
         raise BmcRejected(f"{resource.url} has no Boot.{TARGET}")
     enabled = _as_text(boot.get(ENABLED)) or OverrideEnabled.DISABLED
     target = _as_text(boot[TARGET]) or OverrideTarget.NONE
-    allowable = _as_text_set(boot.get(f"{ENABLED}@Redfish.AllowableValues"))
-    if target == OverrideTarget.NONE and allowable and OverrideEnabled.DISABLED not in allowable:
+    if target == OverrideTarget.NONE and enabled_values and OverrideEnabled.DISABLED not in enabled_values:
         # on a BMC without the value Disabled, the target None means that there is no override
         enabled = OverrideEnabled.DISABLED
     if enabled not in set(OverrideEnabled):

@@ -45,7 +45,7 @@ READ = [
     ("dell-r750-settings", "Dell iDRAC", "System.Embedded.1", "Once UefiHttp", "Continuous Pxe", "Once Cd"),
     ("hpe-dl385-gen10", "HPE iLO", "1", "Once UefiHttp", "Continuous UefiHttp", "Once Cd"),
     ("lenovo-sr670", "Lenovo XCC", "1", "Once Pxe", None, "Once Cd"),
-    ("nvidia-bluefield", "OpenBMC", "Settings", "Once Pxe", "Continuous Pxe", "Once Cd"),
+    ("nvidia-bluefield", "OpenBMC", "Settings", "Once UefiHttp URI", "Continuous UefiHttp URI", None),
     ("nvidia-dgx-h100", "AMI MegaRAC", "SD", "Once UefiHttp URI", "Continuous UefiHttp URI", "Once Cd"),
     ("nvidia-gb200", "OpenBMC", "Settings", "Once Pxe", "Continuous Pxe", "Once Cd"),
     ("supermicro-x13", "Supermicro", "1", "Once UefiHttp", "Continuous UefiHttp", "Once UsbCd"),
@@ -58,7 +58,7 @@ def test_every_stored_payload_is_tested() -> None:
 
 @for_each(("name", "row", "settings", "once", "always", "from_cd"), READ, ids=[row[0] for row in READ])
 def test_payloads_of_real_bmcs_are_understood(
-    name: str, row: str, settings: str, once: str, always: str | None, from_cd: str
+    name: str, row: str, settings: str, once: str, always: str | None, from_cd: str | None
 ) -> None:
     sent = json.loads((PAYLOADS / f"{name}.json").read_text())
     system, below = (
@@ -76,6 +76,19 @@ def test_payloads_of_real_bmcs_are_understood(
         always,
         from_cd,
     ]
+
+
+def test_a_settings_resource_without_lists_accepts_what_the_system_lists() -> None:
+    """NVIDIA's GH200 (NVIDIA/libredfish, mockup nvidia_gh200)."""
+    sent = json.loads((PAYLOADS / "nvidia-gb200.json").read_text())
+    settings = {"BootSourceOverrideEnabled": "Continuous", "BootSourceOverrideTarget": "Hdd"}
+    system, below = (
+        Resource(url=f"https://bmc{sent[name]['@odata.id']}", body=body)
+        for name, body in (("system", sent["system"]), ("settings", {"Boot": settings}))
+    )
+    seen = build_observation(system, below)
+    assert _describe_override(adapt_override(ONCE, seen)) == "Once Pxe"
+    assert seen.allowable_enabled == {"Once", "Continuous", "Disabled"}
 
 
 @pytest.mark.parametrize("name", ["dell-r750", "hpe-dl385-gen10"])
