@@ -45,7 +45,7 @@
             ├── IncompleteRelease   a release lacks a file, a digest or an architecture
             └── UntrustedRelease    a file of a release has another digest, or no valid signature
 
-Some modules derive errors of their own from these classes. Every other error is a bug in gitboot, and prints a traceback.
+Some modules derive their own errors from these classes. Every other error is a bug in gitboot, and prints a traceback.
 """
 
 from __future__ import annotations
