@@ -403,7 +403,16 @@ DISC = WantedOverride(
 )
 DATA = "http://boot.test/media/4c4c4544/user-data.iso"
 DISC_AND_DATA = structs.replace(DISC, override=structs.replace(DISC.override, data_medium=DATA))
-SHOWING_NO_RESET = ("supermicro-x10", "supermicro-x12", "openbmc-2021", "dgx", "cimc", "irmc", "ibmc")
+SHOWING_NO_RESET = (
+    "supermicro-x10",
+    "supermicro-x12",
+    "supermicro-grace",
+    "openbmc-2021",
+    "dgx",
+    "cimc",
+    "irmc",
+    "ibmc",
+)
 WITH_DRIVES = [name for name, profile in PROFILES.items() if profile.drives is not Drives.ABSENT]
 
 

@@ -7,7 +7,7 @@ capabilities and the rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any
 
@@ -70,6 +70,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
     takes_http_boot_uri: bool = True  # whether the BMC accepts HttpBootUri if it shows this property
     continuous_http: bool = True
     cd_target: OverrideTarget = OverrideTarget.CD
+    cd_models: tuple[str, ...] = ()  # the models, in lower case, that boot virtual media with Cd instead of `cd_target`
     firmware_uri: FirmwareUri | None = None  # if set, UefiHttp boots from this URI instead of using DHCP
     # the path of the system's property with the time of its last reset; (): there is no such property
     reset_time: tuple[str, ...] = ("LastResetTime",)
@@ -93,6 +94,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
             "takes_http_boot_uri": "the BMC shows HttpBootUri but rejects it, so DHCP must name the boot loader",
             "continuous_http": "Continuous UefiHttp changes the boot order permanently, so gitboot uses Continuous Pxe",
             "cd_target": f"gitboot boots virtual media with the target {self.cd_target}, if the BMC lists it",
+            "cd_models": f"gitboot boots virtual media of the model {' and '.join(self.cd_models)} with the target Cd",
             "firmware_uri": f"UefiHttp boots from the URI in the BIOS attribute {self.firmware_uri.attribute}"
             if self.firmware_uri
             else "",
@@ -157,6 +159,7 @@ QUIRKS = (
         resent_properties=frozenset({ENABLED}),
         last_progress="SystemHardwareInitializationComplete",  # X12 and X13
         cd_target=OverrideTarget.USB_CD,  # X11 and later also list Cd, which does not boot
+        cd_models=("ars-111gl-nhr",),
         shows_ejected_media=True,  # X12 and H13 keep the image after an eject
     ),
     Quirks(
@@ -213,6 +216,12 @@ def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
     path = path.rstrip("/")
     manufacturer = str(system.get("Manufacturer") or "").lower()
     return next((row for row in QUIRKS if manufacturer.startswith(row.manufacturers) or path in row.systems), STANDARD)
+
+
+def find_cd_target(quirks: Quirks, system: Mapping[str, Any], targets: Collection[str]) -> OverrideTarget:
+    """Return the target with which a ComputerSystem boots virtual media. ``targets`` are the targets that it lists."""
+    model = str(system.get("Model") or "").lower()
+    return quirks.cd_target if quirks.cd_target in targets and model not in quirks.cd_models else OverrideTarget.CD
 
 
 def get_quirks(observed: BmcObservation) -> Quirks:

@@ -20,7 +20,17 @@ from gitboot.bmc.override_state import (
     as_utc,
     parse_time,
 )
-from gitboot.bmc.redfish.quirks import ENABLED, HTTP_BOOT_URI, MODE, STANDARD, TARGET, ModePolicy, Quirks, find_quirks
+from gitboot.bmc.redfish.quirks import (
+    ENABLED,
+    HTTP_BOOT_URI,
+    MODE,
+    STANDARD,
+    TARGET,
+    ModePolicy,
+    Quirks,
+    find_cd_target,
+    find_quirks,
+)
 from gitboot.errors import BmcRejected
 from gitboot.model.scalars import Malformed, parse_uuid
 from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget
@@ -114,7 +124,7 @@ def build_observation(system: Resource, settings: Resource | None) -> BmcObserva
         supports_http_boot_uri=quirks.takes_http_boot_uri and HTTP_BOOT_URI in boot,
         mode_is_fixed=quirks.mode is ModePolicy.NEVER,
         continuous_http=quirks.continuous_http,
-        cd_target=quirks.cd_target if quirks.cd_target in targets else OverrideTarget.CD,
+        cd_target=find_cd_target(quirks, system.body, targets),
         settings_path=override_resource.path,
         etags=override_resource.etags,
         quirks_name=quirks.name,

@@ -108,6 +108,14 @@ VENDORS = [
         "UefiHttp UefiHttp UsbCd",
     ),
     (
+        "supermicro-grace",
+        "Once UefiHttp UEFI",
+        "Continuous UefiHttp UEFI",
+        "Once Cd UEFI",
+        "Disabled UEFI",
+        "UefiHttp UefiHttp Cd",
+    ),
+    (
         "ami",
         "Once UefiHttp UEFI URI",
         "Continuous UefiHttp UEFI",

@@ -415,7 +415,7 @@ class Machine:
 
     def _boot_now(self) -> Boot:
         target = str(self.override[TARGET]) if self.override[ENABLED] != "Disabled" else "None"
-        if target == "Cd" != self.profile.boots_cd_as:
+        if target in ("Cd", "UsbCd") and target != self.profile.boots_cd_as:
             target = "None"
         uri = self.override[HTTP_BOOT_URI] or self.bios.uri if target == "UefiHttp" else None
         medium = self._disc() if target in ("Cd", "UsbCd") else None

@@ -331,6 +331,9 @@ SUPERMICRO_X12 = replace(
     last_progress="SystemHardwareInitializationComplete",
 )
 
+# sushy, System.set_system_boot_options: it lists UsbCd as the others do, but boots its virtual media as Cd.
+SUPERMICRO_GRACE = replace(SUPERMICRO_X12, name="supermicro-grace", model="ARS-111GL-NHR", boots_cd_as="Cd")
+
 AMI = Profile(
     name="ami",
     manufacturer="ASRockRack",
@@ -456,6 +459,7 @@ PROFILES = {
         SUPERMICRO_X10,
         SUPERMICRO_X11,
         SUPERMICRO_X12,
+        SUPERMICRO_GRACE,
         AMI,
         XCC,
         OPENBMC,
