@@ -358,6 +358,7 @@ def bmcs_page() -> str:
     ]
     for row in QUIRKS:
         known = [f"Manufacturer {name}…" for name in row.manufacturers] + [f"`{path}`" for path in row.systems]
+        known += [f"`Oem/{row.oem}`"] if row.oem is not None else []
         lines.append(f"| {row.name} | {', '.join(known)} | {'; '.join(row.differences)} | {row.source} |")
     return "\n".join([*lines, ""])
 

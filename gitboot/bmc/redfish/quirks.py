@@ -64,6 +64,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
     source: str
     manufacturers: tuple[str, ...] = ()  # prefixes of ComputerSystem.Manufacturer, in lower case
     systems: tuple[str, ...] = ()  # alternatively, paths of the ComputerSystem
+    oem: str | None = None  # alternatively, the name of an object in ComputerSystem.Oem
     mode: ModePolicy = ModePolicy.DIFFERENT
     resent_properties: frozenset[str] = frozenset()  # properties to send with every change, even if they are unchanged
     disabled_target: OverrideTarget | None = None  # the target to send with Disabled; None: send no target
@@ -149,26 +150,14 @@ QUIRKS = (
         reset_time=("Oem", "Hpe", "PostDiscoveryCompleteTimeStamp"),
     ),
     Quirks(
-        name="Supermicro",
-        # X10 and older show no mode, and reject a PATCH with a mode, so gitboot sends a mode only if the BMC shows one.
-        source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System;"
-        " ansible-collections/community.general issue 6969 and pull request 12537;"
-        " bmc-toolbox/bmclib, x12.bootComplete",
-        manufacturers=("supermicro", "super micro"),
-        mode=ModePolicy.ALWAYS,
-        resent_properties=frozenset({ENABLED}),
-        last_progress="SystemHardwareInitializationComplete",  # X12 and X13
-        cd_target=OverrideTarget.USB_CD,  # X11 and later also list Cd, which does not boot
-        cd_models=("ars-111gl-nhr",),
-        shows_ejected_media=True,  # X12 and H13 keep the image after an eject
-    ),
-    Quirks(
         # also for ASRock Rack, Gigabyte, Lenovo TSM and NVIDIA DGX H100, whose firmware is based on MegaRAC
         name="AMI MegaRAC",
         source="ansible-collections/community.general issue 11542; pubs.lenovo.com/tsm, Systems Instance SD;"
-        " DMTF/Redfish-Tacklebox issues 111 and 144; NVIDIA/libredfish, mockup nvidia_viking",
+        " DMTF/Redfish-Tacklebox issues 111 and 144; NVIDIA/libredfish, mockup nvidia_viking;"
+        " stmcginnis/gofish, oem/ami",
         manufacturers=("ami", "asrock", "giga"),
         systems=("/redfish/v1/Systems/Self", "/redfish/v1/Systems/DGX"),
+        oem="Ami",  # for QuantaGrid S74G, whose path is that of OpenBMC
         mode=ModePolicy.ALWAYS,
         resent_properties=frozenset({ENABLED, TARGET}),
         disabled_target=OverrideTarget.NONE,
@@ -199,6 +188,21 @@ QUIRKS = (
         # LastResetTime is the time of the last change of the chassis power, so a reboot does not change it.
         reset_time=(),
     ),
+    Quirks(
+        # after OpenBMC, on which the firmware of the GB NVL is based (spyroot/redfish_ctl, supermicro_fixtures)
+        name="Supermicro",
+        # X10 and older show no mode, and reject a PATCH with a mode, so gitboot sends a mode only if the BMC shows one.
+        source="DMTF/Redfishtool pull request 106; storyboard.openstack.org story 2008547; sushy, System;"
+        " ansible-collections/community.general issue 6969 and pull request 12537;"
+        " bmc-toolbox/bmclib, x12.bootComplete",
+        manufacturers=("supermicro", "super micro"),
+        mode=ModePolicy.ALWAYS,
+        resent_properties=frozenset({ENABLED}),
+        last_progress="SystemHardwareInitializationComplete",  # X12 and X13
+        cd_target=OverrideTarget.USB_CD,  # X11 and later also list Cd, which does not boot
+        cd_models=("ars-111gl-nhr",),
+        shows_ejected_media=True,  # X12 and H13 keep the image after an eject
+    ),
 )
 
 # The suffixes of the message IDs with which BMCs reject a request temporarily.
@@ -215,7 +219,12 @@ def find_quirks(path: str, system: Mapping[str, Any]) -> Quirks:
     """Return the first row that matches a ComputerSystem. A trailing slash in the path is ignored."""
     path = path.rstrip("/")
     manufacturer = str(system.get("Manufacturer") or "").lower()
-    return next((row for row in QUIRKS if manufacturer.startswith(row.manufacturers) or path in row.systems), STANDARD)
+    oem = system.get("Oem")
+    vendors = oem if isinstance(oem, dict) else {}
+    rows = (
+        row for row in QUIRKS if manufacturer.startswith(row.manufacturers) or path in row.systems or row.oem in vendors
+    )
+    return next(rows, STANDARD)
 
 
 def find_cd_target(quirks: Quirks, system: Mapping[str, Any], targets: Collection[str]) -> OverrideTarget:

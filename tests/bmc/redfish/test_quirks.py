@@ -78,6 +78,21 @@ def test_payloads_of_real_bmcs_are_understood(
     ]
 
 
+@for_each(
+    ("name", "system", "row"),
+    [
+        ("System_0", {"Manufacturer": "Supermicro", "Model": "GB NVL"}, "OpenBMC"),  # spyroot/redfish_ctl
+        ("System_0", {"Oem": {"Ami": {}}, "Model": "QuantaGrid S74G-2U"}, "AMI MegaRAC"),  # stmcginnis/gofish
+        ("System_0", {"Oem": None}, "OpenBMC"),
+        ("1", {"Manufacturer": "Supermicro", "Oem": {"Supermicro": {}}}, "Supermicro"),
+    ],
+)
+def test_the_firmware_of_a_bmc_decides_its_row_and_not_the_maker_of_the_board(
+    name: str, system: dict[str, object], row: str
+) -> None:
+    assert quirks.find_quirks(f"/redfish/v1/Systems/{name}", system).name == row
+
+
 def test_a_settings_resource_without_lists_accepts_what_the_system_lists() -> None:
     """NVIDIA's GH200 (NVIDIA/libredfish, mockup nvidia_gh200)."""
     sent = json.loads((PAYLOADS / "nvidia-gb200.json").read_text())
@@ -133,7 +148,7 @@ class Deviation:
 
 
 def _list_deviations() -> Iterator[Deviation]:
-    names = {"name", "source", "manufacturers", "systems"}
+    names = {"name", "source", "manufacturers", "systems", "oem"}
     for row in QUIRKS:
         yield Deviation(row, "")
         for name in row.__struct_fields__:
