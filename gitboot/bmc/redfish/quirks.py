@@ -123,6 +123,7 @@ QUIRKS = (
         " dsx-ai-factory/libredfish pull request 75; redhat-performance/jetlag issue 657;"
         " microsoft/lisa pull request 4168",
         manufacturers=("dell",),
+        systems=("/redfish/v1/Systems/System.Embedded.1",),  # the manufacturer may be missing
         firmware_uri=FirmwareUri(
             attribute="HttpDev1Uri",
             related_attributes={

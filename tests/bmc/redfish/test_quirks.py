@@ -84,6 +84,11 @@ def test_payloads_of_real_bmcs_are_understood(
         ("System_0", {"Manufacturer": "Supermicro", "Model": "GB NVL"}, "OpenBMC"),  # spyroot/redfish_ctl
         ("System_0", {"Oem": {"Ami": {}}, "Model": "QuantaGrid S74G-2U"}, "AMI MegaRAC"),  # stmcginnis/gofish
         ("System_0", {"Oem": None}, "OpenBMC"),
+        (
+            "System.Embedded.1",
+            {"Manufacturer": ""},
+            "Dell iDRAC",
+        ),  # bmc-toolbox/bmclib, systems_embedded_no_manufacturer
         ("1", {"Manufacturer": "Supermicro", "Oem": {"Supermicro": {}}}, "Supermicro"),
     ],
 )
