@@ -45,327 +45,12 @@ def to_publish_error(path: Path, error: OSError) -> PublishError:
     return PublishError(f"{path}: {error.strerror}{hint}")
 
 
-@contextmanager
-def open_descriptor(path: Path | str, flags: int, *, folder: int | None = None) -> Iterator[int]:
-    """Open a file or a folder, without following a symlink at ``path``, until the block ends. Raises OSError."""
-    fd = os.open(path, flags | os.O_NOFOLLOW, dir_fd=folder)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def is_full(error: PublishError) -> bool:
+    """Return whether an error of a `Disk` means that the disk has no space left."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def _convert_os_errors(method: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
-    """Wrap a method so that each OSError is converted to a `PublishError` that contains the path."""
-
-    @wraps(method)
-    def wrapper(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        try:
-            return method(disk, path, *args, **kwargs)
-        except OSError as error:
-            raise to_publish_error(disk.root / path, error) from error
-
-    return wrapper
-
-
-class _StagedFile(NamedTuple):
-    """The most recently staged file. For other paths with the same content, `Disk.stage` can hard-link this file."""
-
-    path: str
-    mtime: int
-    file: os.stat_result
-
-
-class TreeModes(Struct, frozen=True, kw_only=True):
-    """The permissions and the group of the files in an output tree. The umask does not affect them."""
-
-    folder: int = 0o755
-    file: int = 0o644
-    group: int | None = None  # the group of each file and folder; None: the system's default
-
-    @classmethod
-    def from_folder(cls, folder_stat: os.stat_result) -> TreeModes:
-        """Return modes that give new files below a folder the same permissions and group as the folder."""
-        mode = stat.S_IMODE(folder_stat.st_mode) & 0o777
-        return cls(folder=mode, file=mode & 0o666, group=folder_stat.st_gid)
-
-    def apply_to(self, fd: int, mode: int) -> None:
-        """Set the group and the permissions of an open file or folder. Raises OSError."""
-        if self.group is not None:
-            os.fchown(fd, -1, self.group)
-        os.fchmod(fd, mode)
-
-
-OPEN_MODES: Final = TreeModes()  # every user of the host can read the tree
-
-
-class Disk:
-    """Reads and writes files below ``root``. Call `close` when done."""
-
-    def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
-        self.root, self.modes = root, modes
-        try:
-            self.folders = OpenFolders(root, modes)
-            self._folder = os.fstat(self.folders.root)
-        except OSError as error:
-            raise to_publish_error(root, error) from error
-        self._lock: int | None = None
-        self._unsynced: set[str] = set()  # files and folders that changed since the last `sync`
-        self._latest: _StagedFile | None = None
-
-    @property
-    def is_root_unchanged(self) -> bool:
-        """Return whether the folder at ``root`` is still the one that was opened."""
-        try:
-            return os.path.samestat(os.stat(self.root), self._folder)
-        except OSError:
-            return False
-
-    def close(self) -> None:
-        self.folders.close()
-        if self._lock is not None:
-            os.close(self._lock)
-
-    def release_folders(self) -> None:
-        """Close all open folders below the root, so that they can be unmounted or moved."""
-        self.folders.release_folders()
-
-    @_convert_os_errors
-    def lock(self, path: str) -> str:
-        """Lock the file at ``path`` until `close`, and return an empty string.
-
-        If another process holds the lock, return a description of that process instead.
-        """
-        folder, name = split_path(path)
-        while True:
-            # Any user who can open the lock file could lock it and block this instance.
-            self._lock = open_lock(name, self.folders.make(folder))
-            with suppress(PermissionError):  # an older version of gitboot created the file as another user
-                os.fchmod(self._lock, 0o600)
-            if (other := take_lock(self._lock)) is not None:
-                return other
-            current = self.lstat(path)
-            if current is not None and os.path.samestat(os.fstat(self._lock), current):
-                return ""
-            os.close(self._lock)  # the process that held the lock has just removed the file
-            self._lock = None
-
-    @_convert_os_errors
-    def lstat(self, path: str) -> os.stat_result | None:
-        """Return the status of the file or folder at ``path``, or None if it does not exist."""
-        folder, name = split_path(path)
-        fd = self.folders.find(folder)
-        if fd is None:
-            return None
-        try:
-            return os.lstat(name, dir_fd=fd)
-        except FileNotFoundError:
-            return None
-
-    def has_file(self, path: str) -> bool:
-        """Return whether ``path`` is a regular file and no part of the path is a symlink."""
-        try:
-            return is_file(self.lstat(path))
-        except NotAFolder:
-            return False
-
-    def size(self, path: str) -> int | None:
-        """Return the size of a file in bytes, or None if there is no regular file.
-
-        The path may contain symlinks to folders.
-        """
-        try:
-            found = os.lstat(path, dir_fd=self.folders.root)
-        except OSError:
-            return None
-        return found.st_size if is_file(found) else None
-
-    @_convert_os_errors
-    def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
-        """Return the content of the file at ``path``, or None if there is no file.
-
-        If the file is larger than ``max_bytes``, return its first ``max_bytes + 1`` bytes.
-        """
-        folder, name = split_path(path)
-        if (parent := self.folders.find(folder)) is None:
-            return None
-        try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-        except FileNotFoundError:
-            return None
-        try:
-            # os.read is faster here: creating a file object takes as long as reading a small file
-            content = bytearray()
-            while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, 1 << 16)):
-                content += part
-            return bytes(content if max_bytes is None else content[: max_bytes + 1])
-        finally:
-            os.close(fd)
-
-    @_convert_os_errors
-    def names(self, path: str) -> list[str]:
-        """Return the sorted names of the entries in a folder, or an empty list if the folder does not exist."""
-        fd = self.folders.find(path)
-        return [] if fd is None else sorted(os.listdir(fd))
-
-    def choose_mtime(self, path: str, at: datetime) -> int:
-        """Return the modification time (seconds since 1970) that `stage` will set for the next version of ``path``."""
-        mtime = int(at.timestamp())
-        folder, name = split_path(path)
-        if (parent := self.folders.find(folder)) is not None:
-            with suppress(FileNotFoundError):
-                mtime = max(mtime, int(os.lstat(name, dir_fd=parent).st_mtime) + 1)
-        return mtime
-
-    @_convert_os_errors
-    def stage(
-        self, path: str, content: bytes, at: datetime, linked_path: str | None = None, *, exact: bool = False
-    ) -> None:
-        """Write a temporary file beside ``path``. After a `sync`, `place` renames it to ``path``.
-
-        The modification time is ``at``. If ``at`` is not later than the modification time of the current file, the new
-        modification time is one second after the current one. With ``exact``, the modification time is always ``at``.
-        ``linked_path`` is another path for which the same content has already been staged. If both files get the same
-        modification time and the file system supports hard links, the temporary file is a hard link to the temporary
-        file of ``linked_path``.
-        """
-        folder, name = split_path(path)
-        parent = self.folders.make(folder)
-        temp_name = staging_path(name)
-        mtime = int(at.timestamp()) if exact else self.choose_mtime(path, at)
-        latest = self._latest
-        can_link = latest is not None and (latest.path, latest.mtime) == (linked_path, mtime)
-        if latest is None or not can_link or not _try_link(self.folders.root, latest, temp_name, parent):
-            try:
-                fd = os.open(temp_name, NEW_FILE, self.modes.file, dir_fd=parent)
-            except FileExistsError:  # a killed process left this file, which may be a hard link to another file
-                os.unlink(temp_name, dir_fd=parent)
-                fd = os.open(temp_name, NEW_FILE, self.modes.file, dir_fd=parent)
-            try:
-                self.modes.apply_to(fd, self.modes.file)
-                write_with_mtime(fd, content, mtime)
-                if linked_path is None:
-                    self._latest = _StagedFile(path, mtime, os.fstat(fd))
-            finally:
-                os.close(fd)
-        self._unsynced.add(f"{folder}/{temp_name}" if folder else temp_name)
-
-    @_convert_os_errors
-    def place(self, path: str) -> None:
-        """Rename the staged file to ``path``."""
-        folder, name = split_path(path)
-        fd = self.folders.make(folder)
-        os.rename(staging_path(name), name, src_dir_fd=fd, dst_dir_fd=fd)
-        self._unsynced.add(folder)
-
-    @_convert_os_errors
-    def remove(self, path: str) -> None:
-        """Remove a file if it exists, and then remove its parent folders that are empty."""
-        folder, name = split_path(path)
-        if (fd := self.folders.find(folder)) is not None:
-            with suppress(FileNotFoundError):
-                os.unlink(name, dir_fd=fd)
-                self._unsynced.add(folder)
-        self.folders.remove_empty_folders()
-
-    @_convert_os_errors
-    def reserve_space(self, path: str, size_bytes: int) -> None:
-        """Replace the file at ``path`` by a file that occupies disk space, or remove it if there is not enough space.
-
-        The content is random, so that programs and file systems cannot store copies of the file in less space.
-        """
-        folder, name = split_path(path)
-        parent = self.folders.make(folder)
-        with suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=parent)
-        fd = os.open(name, NEW_FILE, self.modes.file, dir_fd=parent)
-        try:
-            self.modes.apply_to(fd, self.modes.file)
-            _write(fd, os.urandom(size_bytes))
-        except OSError:
-            os.unlink(name, dir_fd=parent)
-            raise
-        finally:
-            os.close(fd)
-
-    def sync(self) -> None:
-        """Flush all staged, placed and removed files to disk, so that they survive a power cut. Raises PublishError."""
-        self._unsynced |= self.folders.changed
-        self.folders.changed.clear()
-        if len(self._unsynced) > MAX_FSYNCS:
-            try:
-                for fd in self.folders.filesystems.values():
-                    syncfs(fd)
-            except OSError as error:
-                raise to_publish_error(self.root, error) from error
-        else:
-            for path in sorted(self._unsynced):
-                self._sync_path(path)
-        self._unsynced.clear()
-
-    @_convert_os_errors
-    def _sync_path(self, path: str) -> None:
-        folder, name = split_path(path)
-        if (parent := self.folders.find(folder)) is not None:
-            with (
-                suppress(FileNotFoundError),  # the folder became empty and was removed
-                open_descriptor(name or ".", os.O_RDONLY, folder=parent) as fd,
-            ):
-                os.fsync(fd)
-
-
-def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
-    """Write ``content`` to a new, open file, and set its modification time in seconds since 1970. Raises OSError."""
-    _write(fd, content)
-    os.utime(fd, (mtime, mtime))
-
-
-def _write(fd: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(fd, rest) :]
-
-
-def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bool:
-    try:
-        os.link(staging_path(staged_file.path), name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
-    except FileExistsError:  # a killed process left this file
-        os.unlink(name, dir_fd=folder)
-        return _try_link(root, staged_file, name, folder)
-    except OSError as error:
-        if error.errno in NO_LINK_ERRORS:
-            return False
-        raise
-    # The path of the staged file may contain a symlink, so the link may point to a different file.
-    if os.path.samestat(os.lstat(name, dir_fd=folder), staged_file.file):
-        return True
-    os.unlink(name, dir_fd=folder)
-    return False
-
-
-def make_root(root: Path, modes: TreeModes) -> None:
-    """Create the root of an output tree if it is missing. Raises PublishError."""
-    if not root.exists():
-        try:
-            root.mkdir(mode=modes.folder, parents=True)
-            _apply_folder_modes(root, modes)
-        except OSError as error:
-            raise to_publish_error(root, error) from error
-
-
-def _apply_folder_modes(folder: Path, modes: TreeModes, *, skip_foreign: bool = False) -> None:
-    with open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
-        if not skip_foreign or _may_chmod(os.fstat(fd)):
-            modes.apply_to(fd, modes.folder)
-
-
-def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
-    return file_stat is not None and stat.S_ISREG(file_stat.st_mode)
-
-
-def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content: bytes) -> bool:
-    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is the file's status."""
-    return is_file(file_stat) and file_stat.st_size == len(content) and disk.read(path) == content
+# Paths and files
 
 
 def split_path(path: str) -> tuple[str, str]:
@@ -390,6 +75,58 @@ def is_staging_name(name: str) -> bool:
     return re.fullmatch(r"\.gitboot-[0-9a-f]{16}\.tmp", name) is not None
 
 
+def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
+    return file_stat is not None and stat.S_ISREG(file_stat.st_mode)
+
+
+def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content: bytes) -> bool:
+    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is the file's status."""
+    return is_file(file_stat) and file_stat.st_size == len(content) and disk.read(path) == content
+
+
+@contextmanager
+def open_descriptor(path: Path | str, flags: int, *, folder: int | None = None) -> Iterator[int]:
+    """Open a file or a folder, without following a symlink at ``path``, until the block ends. Raises OSError."""
+    fd = os.open(path, flags | os.O_NOFOLLOW, dir_fd=folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def write_with_mtime(fd: int, content: bytes, mtime: int) -> None:
+    """Write ``content`` to a new, open file, and set its modification time in seconds since 1970. Raises OSError."""
+    _write(fd, content)
+    os.utime(fd, (mtime, mtime))
+
+
+def _write(fd: int, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(fd, rest) :]
+
+
+def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bool:
+    """Create a hard link to a staged file. ``folder`` is the descriptor of the folder in which the link gets ``name``.
+
+    Return False if the file system does not allow the link, or if the link does not lead to the staged file.
+    """
+    try:
+        os.link(staging_path(staged_file.path), name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
+    except FileExistsError:  # a killed process left this file
+        os.unlink(name, dir_fd=folder)
+        return _try_link(root, staged_file, name, folder)
+    except OSError as error:
+        if error.errno in NO_LINK_ERRORS:
+            return False
+        raise
+    # The path of the staged file may contain a symlink, so the link may point to a different file.
+    if os.path.samestat(os.lstat(name, dir_fd=folder), staged_file.file):
+        return True
+    os.unlink(name, dir_fd=folder)
+    return False
+
+
 def syncfs(fd: int) -> None:
     """Call syncfs(2), which the standard library lacks. ``os.sync`` would wait for every disk in the machine."""
     if _libc.syncfs(fd) != 0:
@@ -397,9 +134,30 @@ def syncfs(fd: int) -> None:
         raise OSError(error_number, os.strerror(error_number))
 
 
-def is_full(error: PublishError) -> bool:
-    """Return whether an error of a `Disk` means that the disk has no space left."""
-    return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
+# Open folders
+
+
+class TreeModes(Struct, frozen=True, kw_only=True):
+    """The permissions and the group of the files in an output tree. The umask does not affect them."""
+
+    folder: int = 0o755
+    file: int = 0o644
+    group: int | None = None  # the group of each file and folder; None: the system's default
+
+    @classmethod
+    def from_folder(cls, folder_stat: os.stat_result) -> TreeModes:
+        """Return modes that give new files below a folder the same permissions and group as the folder."""
+        mode = stat.S_IMODE(folder_stat.st_mode) & 0o777
+        return cls(folder=mode, file=mode & 0o666, group=folder_stat.st_gid)
+
+    def apply_to(self, fd: int, mode: int) -> None:
+        """Set the group and the permissions of an open file or folder. Raises OSError."""
+        if self.group is not None:
+            os.fchown(fd, -1, self.group)
+        os.fchmod(fd, mode)
+
+
+OPEN_MODES: Final = TreeModes()  # every user of the host can read the tree
 
 
 class NotAFolder(PublishError):
@@ -503,6 +261,262 @@ class OpenFolders:
         os.close(self._open_folders.pop().fd)
 
 
+# The directory
+
+
+def _convert_os_errors(method: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
+    """Wrap a method so that each OSError is converted to a `PublishError` that contains the path."""
+
+    @wraps(method)
+    def wrapper(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return method(disk, path, *args, **kwargs)
+        except OSError as error:
+            raise to_publish_error(disk.root / path, error) from error
+
+    return wrapper
+
+
+class _StagedFile(NamedTuple):
+    """The most recently staged file. For other paths with the same content, `Disk.stage` can hard-link this file."""
+
+    path: str
+    mtime: int
+    file: os.stat_result
+
+
+class Disk:
+    """Reads and writes files below ``root``. Call `close` when done."""
+
+    def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
+        self.root, self.modes = root, modes
+        try:
+            self.folders = OpenFolders(root, modes)
+            self._folder = os.fstat(self.folders.root)
+        except OSError as error:
+            raise to_publish_error(root, error) from error
+        self._lock: int | None = None
+        self._unsynced: set[str] = set()  # files and folders that changed since the last `sync`
+        self._latest: _StagedFile | None = None
+
+    @property
+    def is_root_unchanged(self) -> bool:
+        """Return whether the folder at ``root`` is still the one that was opened."""
+        try:
+            return os.path.samestat(os.stat(self.root), self._folder)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        self.folders.close()
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def release_folders(self) -> None:
+        """Close all open folders below the root, so that they can be unmounted or moved."""
+        self.folders.release_folders()
+
+    @_convert_os_errors
+    def lock(self, path: str) -> str | None:
+        """Lock the file at ``path`` until `close`.
+
+        If another process holds the lock, return a description of that process.
+        """
+        folder, name = split_path(path)
+        while True:
+            # Any user who can open the lock file could lock it and block this instance.
+            self._lock = open_lock(name, self.folders.make(folder))
+            with suppress(PermissionError):  # an older version of gitboot created the file as another user
+                os.fchmod(self._lock, 0o600)
+            if (other := take_lock(self._lock)) is not None:
+                return other
+            current = self.lstat(path)
+            if current is not None and os.path.samestat(os.fstat(self._lock), current):
+                return None
+            os.close(self._lock)  # the process that held the lock has just removed the file
+            self._lock = None
+
+    @_convert_os_errors
+    def lstat(self, path: str) -> os.stat_result | None:
+        """Return the status of the file or folder at ``path``, or None if it does not exist."""
+        folder, name = split_path(path)
+        fd = self.folders.find(folder)
+        if fd is None:
+            return None
+        try:
+            return os.lstat(name, dir_fd=fd)
+        except FileNotFoundError:
+            return None
+
+    def has_file(self, path: str) -> bool:
+        """Return whether ``path`` is a regular file and no part of the path is a symlink."""
+        try:
+            return is_file(self.lstat(path))
+        except NotAFolder:
+            return False
+
+    def size(self, path: str) -> int | None:
+        """Return the size of a file in bytes, or None if there is no regular file.
+
+        The path may contain symlinks to folders.
+        """
+        try:
+            found = os.lstat(path, dir_fd=self.folders.root)
+        except OSError:
+            return None
+        return found.st_size if is_file(found) else None
+
+    @_convert_os_errors
+    def read(self, path: str, max_bytes: int | None = None) -> bytes | None:
+        """Return the content of the file at ``path``, or None if there is no file.
+
+        If the file is larger than ``max_bytes``, return its first ``max_bytes + 1`` bytes.
+        """
+        folder, name = split_path(path)
+        if (parent := self.folders.find(folder)) is None:
+            return None
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        except FileNotFoundError:
+            return None
+        try:
+            # os.read is faster here: creating a file object takes as long as reading a small file
+            content = bytearray()
+            while (max_bytes is None or len(content) <= max_bytes) and (part := os.read(fd, 1 << 16)):
+                content += part
+            return bytes(content if max_bytes is None else content[: max_bytes + 1])
+        finally:
+            os.close(fd)
+
+    @_convert_os_errors
+    def names(self, path: str) -> list[str]:
+        """Return the sorted names of the entries in a folder, or an empty list if the folder does not exist."""
+        fd = self.folders.find(path)
+        return [] if fd is None else sorted(os.listdir(fd))
+
+    @_convert_os_errors
+    def choose_mtime(self, path: str, at: datetime) -> int:
+        """Return the modification time (seconds since 1970) that `stage` will set for the next version of ``path``."""
+        mtime = int(at.timestamp())
+        folder, name = split_path(path)
+        if (parent := self.folders.find(folder)) is not None:
+            with suppress(FileNotFoundError):
+                mtime = max(mtime, int(os.lstat(name, dir_fd=parent).st_mtime) + 1)
+        return mtime
+
+    @_convert_os_errors
+    def stage(
+        self, path: str, content: bytes, at: datetime, linked_path: str | None = None, *, exact: bool = False
+    ) -> None:
+        """Write a temporary file beside ``path``. After a `sync`, `place` renames it to ``path``.
+
+        The modification time is ``at``. If ``at`` is not later than the modification time of the current file, the new
+        modification time is one second after the current one. With ``exact``, the modification time is always ``at``.
+        ``linked_path`` is another path for which the same content has already been staged. If both files get the same
+        modification time and the file system supports hard links, the temporary file is a hard link to the temporary
+        file of ``linked_path``.
+        """
+        folder, name = split_path(path)
+        parent = self.folders.make(folder)
+        temp_name = staging_path(name)
+        mtime = int(at.timestamp()) if exact else self.choose_mtime(path, at)
+        latest = self._latest
+        can_link = latest is not None and (latest.path, latest.mtime) == (linked_path, mtime)
+        if latest is None or not can_link or not _try_link(self.folders.root, latest, temp_name, parent):
+            fd = self._create(temp_name, parent)
+            try:
+                self.modes.apply_to(fd, self.modes.file)
+                write_with_mtime(fd, content, mtime)
+                if linked_path is None:
+                    self._latest = _StagedFile(path, mtime, os.fstat(fd))
+            finally:
+                os.close(fd)
+        self._unsynced.add(f"{folder}/{temp_name}" if folder else temp_name)
+
+    def _create(self, name: str, parent: int) -> int:
+        try:
+            return os.open(name, NEW_FILE, self.modes.file, dir_fd=parent)
+        except FileExistsError:  # a killed process left this file, which may be a hard link to another file
+            os.unlink(name, dir_fd=parent)
+            return os.open(name, NEW_FILE, self.modes.file, dir_fd=parent)
+
+    @_convert_os_errors
+    def place(self, path: str) -> None:
+        """Rename the staged file to ``path``."""
+        folder, name = split_path(path)
+        fd = self.folders.make(folder)
+        os.rename(staging_path(name), name, src_dir_fd=fd, dst_dir_fd=fd)
+        self._unsynced.add(folder)
+
+    @_convert_os_errors
+    def remove(self, path: str) -> None:
+        """Remove a file if it exists, and then remove its parent folders that are empty."""
+        folder, name = split_path(path)
+        if (fd := self.folders.find(folder)) is not None:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=fd)
+                self._unsynced.add(folder)
+        self.folders.remove_empty_folders()
+
+    @_convert_os_errors
+    def reserve_space(self, path: str, size_bytes: int) -> None:
+        """Replace the file at ``path`` by a file that occupies disk space, or remove it if there is not enough space.
+
+        The content is random, so that programs and file systems cannot store copies of the file in less space.
+        """
+        folder, name = split_path(path)
+        parent = self.folders.make(folder)
+        with suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=parent)
+        fd = os.open(name, NEW_FILE, self.modes.file, dir_fd=parent)
+        try:
+            self.modes.apply_to(fd, self.modes.file)
+            _write(fd, os.urandom(size_bytes))
+        except OSError:
+            os.unlink(name, dir_fd=parent)
+            raise
+        finally:
+            os.close(fd)
+
+    def sync(self) -> None:
+        """Flush all staged, placed and removed files to disk, so that they survive a power cut. Raises PublishError."""
+        self._unsynced |= self.folders.changed
+        self.folders.changed.clear()
+        if len(self._unsynced) > MAX_FSYNCS:
+            try:
+                for fd in self.folders.filesystems.values():
+                    syncfs(fd)
+            except OSError as error:
+                raise to_publish_error(self.root, error) from error
+        else:
+            for path in sorted(self._unsynced):
+                self._sync_path(path)
+        self._unsynced.clear()
+
+    @_convert_os_errors
+    def _sync_path(self, path: str) -> None:
+        folder, name = split_path(path)
+        if (parent := self.folders.find(folder)) is not None:
+            with (
+                suppress(FileNotFoundError),  # the folder became empty and was removed
+                open_descriptor(name or ".", os.O_RDONLY, folder=parent) as fd,
+            ):
+                os.fsync(fd)
+
+
+# The permissions of an output tree
+
+
+def make_root(root: Path, modes: TreeModes) -> None:
+    """Create the root of an output tree if it is missing. Raises PublishError."""
+    if not root.exists():
+        try:
+            root.mkdir(mode=modes.folder, parents=True)
+            _apply_folder_modes(root, modes)
+        except OSError as error:
+            raise to_publish_error(root, error) from error
+
+
 def build_restricted_modes(group: int | None = None) -> TreeModes:
     """Return permissions that let the owner write and the group read a tree. Other users have no access."""
     return TreeModes(folder=0o750, file=0o640, group=group)
@@ -559,6 +573,12 @@ def apply_modes(root: Path, modes: TreeModes) -> None:
             _apply_folder_modes(folder, modes, skip_foreign=True)
     except OSError as error:
         raise to_publish_error(root, error) from error
+
+
+def _apply_folder_modes(folder: Path, modes: TreeModes, *, skip_foreign: bool = False) -> None:
+    with open_descriptor(folder, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        if not skip_foreign or _may_chmod(os.fstat(fd)):
+            modes.apply_to(fd, modes.folder)
 
 
 def _has_folder_modes(folder_stat: os.stat_result, modes: TreeModes) -> bool:
