@@ -200,8 +200,8 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
             addresses.append(address)
         elif part.startswith("["):
             remarks.append(remark_lost(f"the address {part} was left out, because it is incomplete"))
-        elif _NAME.fullmatch(part):
-            names.append(part)
+        elif _NAME.fullmatch(name := re.sub(r'^"(.*)"$', r"\1", part)):  # dnsmasq removes the quotes
+            names.append(name)
         else:
             remarks.append(
                 remark_lost(f"{part} was left out, because it is not a MAC address, an IP address or a name")

@@ -45,6 +45,7 @@ HOSTS: Final[list[tuple[str, Callable[[Texts], ImportedInventory], str, str]]] =
         kea({"client-id": f"01:{A}", "hostname": "web01"}),
         A.replace(":", "-"),
     ),
+    ("a quoted name", read_dnsmasq, f'dhcp-host={A},"web01",10.0.0.13', A.replace(":", "-")),
     ("a hardware type", read_dnsmasq, f"dhcp-host=06-{A},web01", A.replace(":", "-")),
     ("a line of /etc/ethers", read_dnsmasq, f"{A} web01", A.replace(":", "-")),
     (
