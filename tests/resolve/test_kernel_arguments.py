@@ -55,6 +55,18 @@ KERNEL_ARGUMENTS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kern
             ["crashkernel=1G,high", "crashkernel=256M,low"],
             "crashkernel=1G,high crashkernel=256M,low",
         ),
+        ("ACPI interfaces add up", ["acpi_osi=!", "acpi_osi=Linux"], "acpi_osi=! acpi_osi=Linux"),
+        (
+            "modules to load add up",
+            ["modules_load=nvme", "modules_load=mlx5"],
+            "modules_load=nvme modules_load=mlx5",
+        ),
+        (
+            "iSCSI values add up",
+            ["rd.iscsi.param=a=1", "rd.iscsi.param=b=2"],
+            "rd.iscsi.param=a=1 rd.iscsi.param=b=2",
+        ),
+        ("LUKS data devices add up", ["rd.luks.data=a=/b", "rd.luks.data=c=/d"], "rd.luks.data=a=/b rd.luks.data=c=/d"),
         ("behind -- a dash is an argument of init", ["c -- -c"], "c -- -c"),
         ("a removal reaches behind the separator of an earlier list", ["a --- quiet", "-quiet"], "a ---"),
         ("a separator of an earlier list does not hide a removal", ["quiet ---", "-quiet b"], "--- b"),
