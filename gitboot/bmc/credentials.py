@@ -27,9 +27,6 @@ from gitboot.fleet.identities import BmcAccess, normalize_bmc_address
 from gitboot.model.scalars import parse_fingerprint
 from gitboot.text import format_names, format_suggestion
 
-# Access files
-
-
 # the access file of one set of credentials, or the default file in the directory of all credentials
 FILE: Final = "access.toml"
 AUTHORITY: Final = "ca.crt"  # the certificate of an authority, in the same folders as `FILE`
@@ -39,6 +36,44 @@ Place = Network | str  # a network, a host, or *.NAME, which means every host na
 # Addresses whose meaning depends on the machine, such as those of a cloud's metadata service or of the machine itself.
 _SPECIAL_ADDRESS_PROPERTIES: Final = ("is_link_local", "is_loopback", "is_multicast", "is_unspecified")
 _PROTOCOLS: Final = ("CIFS", "HTTP", "HTTPS", "NFS")  # TransferProtocolType of VirtualMedia.InsertMedia, DSP0268
+
+
+# Hosts and addresses
+
+
+def _get_host(bmc: BmcAccess) -> str:
+    return (urlsplit(bmc.address).hostname or "").lower().removesuffix(".")
+
+
+def _get_literal_address(bmc: BmcAccess) -> Address | None:
+    """Return the IP address in a BMC's URL, or None if the URL contains a host name."""
+    try:
+        return ip_address(_get_host(bmc))
+    except ValueError:
+        return None
+
+
+def _matches_host(host: str, name: str) -> bool:
+    return host.endswith(name[1:]) if name.startswith("*.") else host == name
+
+
+def _unmap_ipv4(address: Address) -> Address:
+    """Convert an IPv4-mapped IPv6 address to an IPv4 address. Return all other addresses unchanged."""
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return mapped or address
+
+
+def _is_https(bmc: BmcAccess) -> bool:
+    return urlsplit(bmc.address).scheme.lower() == "https"
+
+
+def normalize_origin(address: str) -> str:
+    """Return the normalized scheme, host and port of an address, without the path."""
+    parts = urlsplit(address)
+    return normalize_bmc_address(f"{parts.scheme}://{parts.netloc}", None)[0]
+
+
+# Access files
 
 
 class Trust(Struct, frozen=True, kw_only=True):
@@ -175,10 +210,6 @@ class _WeakChannel(NamedTuple):
         return bool(getattr(trust, self.key.replace("-", "_")))
 
 
-def _is_https(bmc: BmcAccess) -> bool:
-    return urlsplit(bmc.address).scheme.lower() == "https"
-
-
 _WEAK_CHANNELS: Final = (
     _WeakChannel(
         "http",
@@ -225,6 +256,22 @@ def read_trust(directory: Path, name: str) -> Trust:
     return Trust(**settings, file=file, authority=authority, authorities=tuple(authorities))
 
 
+def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
+    """Return whether gitboot may send the credentials that a BMC's document names.
+
+    If the credentials do not exist, return True.
+    """
+    if directory is None:
+        return True
+    folder = directory / bmc.credentials
+    try:
+        with convert_os_errors(folder, "read"):
+            exists = folder.is_dir()
+        return not exists or read_trust(directory, bmc.credentials).allows_bmc(bmc)
+    except UsageError:
+        return False
+
+
 def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) -> str:
     """Return the content of an access file that allows gitboot to send the credentials only to these BMCs.
 
@@ -255,138 +302,6 @@ def render_access_file(bmcs: Iterable[BmcAccess], trust: Trust | None = None) ->
         lines += ["", "[certificates]"]
         lines += [f"{json.dumps(key)} = {json.dumps(fingerprint)}" for key, fingerprint in known]
     return "".join(f"{line}\n" for line in lines)
-
-
-class EnrolledBmc(NamedTuple):
-    """A BMC to which an operator allows gitboot to send credentials."""
-
-    bmc: BmcAccess
-    ip: Address  # the address to which gitboot connected
-    # the fingerprint of the certificate that the BMC presented; None: the connection has no TLS
-    certificate: str | None
-
-
-def extend_access_file(
-    directory: Path, name: str, enrolled_bmcs: Iterable[EnrolledBmc], other_bmcs: Iterable[BmcAccess] = ()
-) -> tuple[Path, str | None]:
-    """Return the path of an access file, and a new text that allows these BMCs.
-
-    The new text contains the fingerprints of the BMCs. It is None if the file needs no change. All other settings and
-    the comments stay as they are. gitboot adds a network or a host only if a fingerprint alone does not allow the BMC.
-    ``other_bmcs`` are the BMCs in existing documents.
-
-    Raises `UsageError` if the new text would exclude one of the BMCs in ``other_bmcs``, or if gitboot cannot change the
-    file. The message contains the lines that an operator must add.
-    """
-    trust = read_trust(directory, name)
-    old_text = trust.file.read_text() if trust.file.exists() else ""
-    draft = _AccessFileDraft(trust, old_text)
-    after = None
-    try:
-        after = draft.allow_bmcs(sorted(enrolled_bmcs, key=lambda enrolled: enrolled.bmc.address))
-    except UsageError:
-        if draft.text == old_text:
-            raise  # the existing file is not valid
-    if after is None:
-        raise UsageError(
-            f"gitboot cannot edit {trust.file} without changing other lines. Add these lines: "
-            f"{'; '.join(draft.added_lines)}"
-        )
-    if after.lists_hosts and not trust.lists_hosts:
-        excluded = sorted(bmc.address for bmc in other_bmcs if not after.allows_bmc(bmc, _get_literal_address(bmc)))
-        if excluded:
-            raise UsageError(
-                f"{trust.file} does not list networks or hosts yet, so this change would exclude "
-                f"{format_names(excluded)}. First add the fleet's BMCs (`gitboot bmc access-files` "
-                "prints the lines to add)"
-            )
-    return trust.file, draft.text if draft.text != old_text else None
-
-
-class _AccessFileDraft:
-    """A new text for an access file. The lines that gitboot does not change stay as they are."""
-
-    def __init__(self, trust: Trust, text: str) -> None:
-        self._trust = trust  # the content of the existing file
-        self.text = text
-        self.added_lines: list[str] = []
-
-    def allow_bmcs(self, enrolled_bmcs: Sequence[EnrolledBmc]) -> Trust | None:
-        """Add the lines that allow these BMCs. Return the content of the new text, or None if it does not allow them.
-
-        Raises `UsageError` if the new text is not valid.
-        """
-        # reversed, because gitboot inserts each new line before the previous one
-        for enrolled in reversed(enrolled_bmcs):
-            self._add_certificate(enrolled)
-        for channel in _WEAK_CHANNELS:
-            is_needed = any(channel.applies_to(each.bmc) for each in enrolled_bmcs if each.certificate is None)
-            if is_needed and not channel.is_allowed_by(self._parse()):
-                self.text = re.sub(rf"(?m)^{channel.key} *= *false *(?:#.*)?\n?", "", self.text)
-                self._add_line(_prepend_line, f"{channel.key} = true  # {channel.comment}")
-        # the first network or host in the file excludes BMCs that were allowed by their certificate alone
-        for enrolled in (*enrolled_bmcs, *enrolled_bmcs):
-            if not self._parse().allows_bmc(enrolled.bmc, enrolled.ip):
-                self._add_place(enrolled.bmc)
-        after = self._parse()
-        for bmc, ip, certificate in enrolled_bmcs:
-            if not after.allows_bmc(bmc, ip) or certificate not in (None, after.find_certificate(bmc)):
-                return None
-        return after
-
-    def _add_certificate(self, enrolled: EnrolledBmc) -> None:
-        bmc, certificate = enrolled.bmc, enrolled.certificate
-        if certificate is not None and self._parse().find_certificate(bmc) != certificate:
-            key = get_certificate_key(bmc.address)
-            old_line = rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?"
-            self.text = re.sub(old_line, "", self.text)
-            self._add_line(_add_to_certificates, f"{json.dumps(key)} = {json.dumps(certificate)}")
-
-    def _add_place(self, bmc: BmcAccess) -> None:
-        literal = _get_literal_address(bmc)
-        if literal is not None:
-            self._add_line(_add_to_list, f"networks = [{json.dumps(str(ip_network(literal)))}]")
-        else:
-            self._add_line(_add_to_list, f"hosts = [{json.dumps(_get_host(bmc))}]")
-
-    def _add_line(self, edit: Callable[[str, str], str], line: str) -> None:
-        self.text = edit(self.text, line)
-        self.added_lines.append(line)
-
-    def _parse(self) -> Trust:
-        settings = _parse_settings(self.text, self._trust.file)
-        return structs.replace(self._trust, **settings | {"authorities": self._trust.authorities})
-
-
-def _prepend_line(text: str, line: str) -> str:
-    """Insert a line before the first line that is not a comment, because keys must precede the first table."""
-    head = re.match(r"(?:#.*\n)*", text)
-    position = head.end() if head is not None else 0
-    rest = text[position:]
-    separator = "\n" if rest.startswith("[") else ""
-    return f"{text[:position]}{line}\n{separator}{rest}"
-
-
-def _add_to_list(text: str, line: str) -> str:
-    """Add the only item of ``line`` to the list with the same key, or add the line if there is no such list."""
-    key, _, value = line.partition(" = ")
-    item = value.removeprefix("[").removesuffix("]")
-    start = re.search(rf"(?m)^{key} *= *\[", text)
-    if start is None:
-        return _prepend_line(text, line)
-    rest = text[start.end() :]
-    separator = "" if rest.lstrip().startswith("]") else ", "
-    return f"{text[: start.end()]}{item}{separator}{rest}"
-
-
-def _add_to_certificates(text: str, line: str) -> str:
-    """Add a line to the table of certificates, or add the table if there is none."""
-    heading = re.search(r"(?m)^\[certificates\].*\n", f"{text}\n")
-    if heading is None:
-        separator = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-        return f"{text}{separator}[certificates]\n{line}\n"
-    before = text[: heading.end()].removesuffix("\n")
-    return f"{before}\n{line}\n{text[heading.end() :]}"
 
 
 # The settings in an access file
@@ -522,39 +437,150 @@ _PARSERS: Final[dict[str, Callable[[object], Any]]] = {
     "media": _parse_media,
     "password-command": _parse_command,
 }
+
+
 _KEYS: Final = ", ".join(_PARSERS)
 
 
-# Hosts and addresses
+# Changes of an access file
 
 
-def _get_host(bmc: BmcAccess) -> str:
-    return (urlsplit(bmc.address).hostname or "").lower().removesuffix(".")
+class EnrolledBmc(NamedTuple):
+    """A BMC to which an operator allows gitboot to send credentials."""
+
+    bmc: BmcAccess
+    ip: Address  # the address to which gitboot connected
+    # the fingerprint of the certificate that the BMC presented; None: the connection has no TLS
+    certificate: str | None
 
 
-def _get_literal_address(bmc: BmcAccess) -> Address | None:
-    """Return the IP address in a BMC's URL, or None if the URL contains a host name."""
+def extend_access_file(
+    directory: Path, name: str, enrolled_bmcs: Iterable[EnrolledBmc], other_bmcs: Iterable[BmcAccess] = ()
+) -> tuple[Path, str | None]:
+    """Return the path of an access file, and a new text that allows these BMCs.
+
+    The new text contains the fingerprints of the BMCs. It is None if the file needs no change. All other settings and
+    the comments stay as they are. gitboot adds a network or a host only if a fingerprint alone does not allow the BMC.
+    ``other_bmcs`` are the BMCs in existing documents.
+
+    Raises `UsageError` if the new text would exclude one of the BMCs in ``other_bmcs``, or if gitboot cannot change the
+    file. The message contains the lines that an operator must add.
+    """
+    trust = read_trust(directory, name)
+    old_text = trust.file.read_text() if trust.file.exists() else ""
+    draft = _AccessFileDraft(trust, old_text)
+    after = None
     try:
-        return ip_address(_get_host(bmc))
-    except ValueError:
-        return None
+        after = draft.allow_bmcs(sorted(enrolled_bmcs, key=lambda enrolled: enrolled.bmc.address))
+    except UsageError:
+        if draft.text == old_text:
+            raise  # the existing file is not valid
+    if after is None:
+        raise UsageError(
+            f"gitboot cannot edit {trust.file} without changing other lines. Add these lines: "
+            f"{'; '.join(draft.added_lines)}"
+        )
+    if after.lists_hosts and not trust.lists_hosts:
+        excluded = sorted(bmc.address for bmc in other_bmcs if not after.allows_bmc(bmc, _get_literal_address(bmc)))
+        if excluded:
+            raise UsageError(
+                f"{trust.file} does not list networks or hosts yet, so this change would exclude "
+                f"{format_names(excluded)}. First add the fleet's BMCs (`gitboot bmc access-files` "
+                "prints the lines to add)"
+            )
+    return trust.file, draft.text if draft.text != old_text else None
 
 
-def _matches_host(host: str, name: str) -> bool:
-    return host.endswith(name[1:]) if name.startswith("*.") else host == name
+class _AccessFileDraft:
+    """A new text for an access file. The lines that gitboot does not change stay as they are."""
+
+    def __init__(self, trust: Trust, text: str) -> None:
+        self._trust = trust  # the content of the existing file
+        self.text = text
+        self.added_lines: list[str] = []
+
+    def allow_bmcs(self, enrolled_bmcs: Sequence[EnrolledBmc]) -> Trust | None:
+        """Add the lines that allow these BMCs. Return the content of the new text, or None if it does not allow them.
+
+        Raises `UsageError` if the new text is not valid.
+        """
+        # reversed, because gitboot inserts each new line before the previous one
+        for enrolled in reversed(enrolled_bmcs):
+            self._add_certificate(enrolled)
+        for channel in _WEAK_CHANNELS:
+            is_needed = any(channel.applies_to(each.bmc) for each in enrolled_bmcs if each.certificate is None)
+            if is_needed and not channel.is_allowed_by(self._parse()):
+                self.text = re.sub(rf"(?m)^{channel.key} *= *false *(?:#.*)?\n?", "", self.text)
+                self._add_line(_prepend_line, f"{channel.key} = true  # {channel.comment}")
+        # the first network or host in the file excludes BMCs that were allowed by their certificate alone
+        for enrolled in (*enrolled_bmcs, *enrolled_bmcs):
+            if not self._parse().allows_bmc(enrolled.bmc, enrolled.ip):
+                self._add_place(enrolled.bmc)
+        after = self._parse()
+        for bmc, ip, certificate in enrolled_bmcs:
+            if not after.allows_bmc(bmc, ip) or certificate not in (None, after.find_certificate(bmc)):
+                return None
+        return after
+
+    def _add_certificate(self, enrolled: EnrolledBmc) -> None:
+        bmc, certificate = enrolled.bmc, enrolled.certificate
+        if certificate is not None and self._parse().find_certificate(bmc) != certificate:
+            key = get_certificate_key(bmc.address)
+            old_line = rf"(?mi)^\"?{re.escape(key)}\"? *= *\"[0-9a-f:]+\" *(?:#.*)?\n?"
+            self.text = re.sub(old_line, "", self.text)
+            self._add_line(_add_to_certificates, f"{json.dumps(key)} = {json.dumps(certificate)}")
+
+    def _add_place(self, bmc: BmcAccess) -> None:
+        literal = _get_literal_address(bmc)
+        if literal is not None:
+            self._add_line(_add_to_list, f"networks = [{json.dumps(str(ip_network(literal)))}]")
+        else:
+            self._add_line(_add_to_list, f"hosts = [{json.dumps(_get_host(bmc))}]")
+
+    def _add_line(self, edit: Callable[[str, str], str], line: str) -> None:
+        self.text = edit(self.text, line)
+        self.added_lines.append(line)
+
+    def _parse(self) -> Trust:
+        settings = _parse_settings(self.text, self._trust.file)
+        return structs.replace(self._trust, **settings | {"authorities": self._trust.authorities})
 
 
-def _unmap_ipv4(address: Address) -> Address:
-    """Convert an IPv4-mapped IPv6 address to an IPv4 address. Return all other addresses unchanged."""
-    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return mapped or address
+def _prepend_line(text: str, line: str) -> str:
+    """Insert a line before the first line that is not a comment, because keys must precede the first table."""
+    head = re.match(r"(?:#.*\n)*", text)
+    position = head.end() if head is not None else 0
+    rest = text[position:]
+    separator = "\n" if rest.startswith("[") else ""
+    return f"{text[:position]}{line}\n{separator}{rest}"
+
+
+def _add_to_list(text: str, line: str) -> str:
+    """Add the only item of ``line`` to the list with the same key, or add the line if there is no such list."""
+    key, _, value = line.partition(" = ")
+    item = value.removeprefix("[").removesuffix("]")
+    start = re.search(rf"(?m)^{key} *= *\[", text)
+    if start is None:
+        return _prepend_line(text, line)
+    rest = text[start.end() :]
+    separator = "" if rest.lstrip().startswith("]") else ", "
+    return f"{text[: start.end()]}{item}{separator}{rest}"
+
+
+def _add_to_certificates(text: str, line: str) -> str:
+    """Add a line to the table of certificates, or add the table if there is none."""
+    heading = re.search(r"(?m)^\[certificates\].*\n", f"{text}\n")
+    if heading is None:
+        separator = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+        return f"{text}{separator}[certificates]\n{line}\n"
+    before = text[: heading.end()].removesuffix("\n")
+    return f"{before}\n{line}\n{text[heading.end() :]}"
 
 
 # Credentials
 
 
 _SHARE_USERNAME, _SHARE_PASSWORD = "media-username", "media-password"  # the login for file shares with images
-
 # random for each process, so that nobody can use a fingerprint to guess a password
 _FINGERPRINT_KEY: Final = secrets.token_bytes(32)
 # in seconds: gitboot reads files again after this time, because a changed file can keep its coarse modification time
@@ -573,12 +599,6 @@ def get_credential_use(bmc: BmcAccess) -> CredentialUse:
     return normalize_origin(bmc.address), bmc.credentials
 
 
-def normalize_origin(address: str) -> str:
-    """Return the normalized scheme, host and port of an address, without the path."""
-    parts = urlsplit(address)
-    return normalize_bmc_address(f"{parts.scheme}://{parts.netloc}", None)[0]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Credentials:
     """A user name and a password."""
@@ -595,22 +615,6 @@ def read_credentials(directory: Path, name: str) -> Credentials:
     """
     username, password = _read_files(directory / name, name, ("username", "password"))
     return Credentials(username=username, password=password, name=name)
-
-
-def is_covered(directory: Path | None, bmc: BmcAccess) -> bool:
-    """Return whether gitboot may send the credentials that a BMC's document names.
-
-    If the credentials do not exist, return True.
-    """
-    if directory is None:
-        return True
-    folder = directory / bmc.credentials
-    try:
-        with convert_os_errors(folder, "read"):
-            exists = folder.is_dir()
-        return not exists or read_trust(directory, bmc.credentials).allows_bmc(bmc)
-    except UsageError:
-        return False
 
 
 class TrustedCredentials(Struct, frozen=True, kw_only=True):
