@@ -327,3 +327,12 @@ def test_a_request_that_lacks_a_field_changes_nothing(site: Site) -> None:
     for number in numbers:
         assert "missing required field" in site.bench.outcome(number), "the reason"
         assert "use the same version of gitboot as the instance" in site.bench.outcome(number)
+
+
+def test_a_request_for_another_commit_is_rejected(site: Site) -> None:
+    site.decide(bmc=False)
+    site.bench.reconcile()
+    number = records(site, Record(provision=1), commit="f" * 40)
+    assert outcome(site, number).startswith("refused: gitboot accepted another commit")
+    number = records(site, Record(provision=1), commit=site.bench.snapshot.facts.accepted)
+    assert outcome(site, number).startswith("recorded web01 as provisioned")
