@@ -142,6 +142,15 @@ def test_user_data_gets_its_own_medium_with_a_token_if_its_boot_ends(often: str,
     assert wanted.override.media == (f"http://boot.test/media/{found.uuid}/{name}/user-data.iso", ISO)
 
 
+def test_the_user_data_of_a_repeated_maintenance_boot_has_no_token_of_an_installation() -> None:
+    window = f"{NOON:%Y-%m-%dT%H:%M:%S} {NOON + timedelta(hours=1):%Y-%m-%dT%H:%M:%S}"
+    documents = (*_make_fleet(), profile("repair", "flatcar-1", USER_DATA % "CloudInit", method="VirtualMedia"))
+    found = decision("web01", *documents, maintenance("repair", window), files={"t": TEXTS["CloudInit"]})
+    in_window, afterwards = (make_plan(found, NOON + timedelta(hours=hours), FRESH) for hours in (0, 1))
+    assert in_window is not None and in_window.user_data is not None and in_window.data is None
+    assert afterwards is not None and afterwards.data is not None
+
+
 @pytest.mark.parametrize(
     ("evidence", "lies"), [("Consumed", True), ("Reported", False)], ids=["it may still be read", "it is done"]
 )
