@@ -15,14 +15,15 @@ from gitboot.resolve.server_decision import Boot, UserDataFiles
 REPEATED: Final = frozenset(
     {
         # Linux: see kernel-parameters.txt.
-        "acpi_osi", "amd_iommu", "cgroup_disable", "console", "crashkernel", "earlycon", "hugepages", "hugepagesz",
-        "initcall_blacklist", "intel_iommu", "iommu", "memmap", "module_blacklist", "pci", "video",
+        "acpi_osi", "amd_iommu", "cgroup_disable", "cgroup_no_v1", "console", "crashkernel", "dyndbg", "earlycon",
+        "hugepages", "hugepagesz", "initcall_blacklist", "intel_iommu", "iommu", "ivrs_acpihid", "ivrs_hpet",
+        "ivrs_ioapic", "memmap", "module_blacklist", "pci", "reserve_mem", "video",
         # kmod and systemd: see modprobe(8), kernel-command-line(7) and systemd-cryptsetup-generator(8).
         "luks.data", "luks.key", "luks.name", "luks.options", "luks.uuid", "modprobe.blacklist", "modules_load",
         "rd.luks.data", "rd.luks.key", "rd.luks.name", "rd.luks.options", "rd.luks.uuid", "rd.modules_load",
         "rd.systemd.mask", "rd.systemd.mount-extra", "rd.systemd.swap-extra", "rd.systemd.wants", "systemd.mask",
-        "systemd.mount-extra", "systemd.set_credential", "systemd.set_credential_binary", "systemd.setenv",
-        "systemd.swap-extra", "systemd.wants",
+        "systemd.mount-extra", "systemd.pull", "systemd.set_credential", "systemd.set_credential_binary",
+        "systemd.setenv", "systemd.swap-extra", "systemd.wants",
         # dracut: see dracut.cmdline(7).
         "bond", "bridge", "fcoe", "ifname", "ip", "nameserver", "netroot", "rd.break", "rd.dasd",
         "rd.driver.blacklist", "rd.driver.post", "rd.driver.pre", "rd.iscsi.param", "rd.lvm.lv", "rd.lvm.vg",
