@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from functools import lru_cache
-from ipaddress import IPv6Address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_network
 from typing import Final, NewType, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -569,21 +569,32 @@ def parse_bmc_address(value: object) -> str:
 _URL_TEXT: Final = re.compile(r"[!-~]+")
 
 
+# A host name has the labels that DNS allows. An empty port or a leading zero gives iPXE another port (core/uri.c,
+# uri_port).
+_HOST_AND_PORT: Final = re.compile(
+    r"(\[[0-9A-Fa-f:.]+(?:%[^\[\]]+)?\]|(?:[\w-]{1,63}(?:\.[\w-]{1,63})*\.?)?)(?::([1-9][0-9]{0,4}))?", re.ASCII
+)
+# RFC 3986, 2.1. iPXE decodes %00 to the end of the URL (core/uri.c, uri_decode).
+_BAD_PERCENT_ENCODING: Final = re.compile(r"%(?:00|(?![0-9A-Fa-f]{2}))")
+
+
 def _parse_url_text(value: object) -> str:
     url = text(value)
     is_plain = _URL_TEXT.fullmatch(url) and set("\"'<>\\^`{|}").isdisjoint(url)
     require(is_plain, url, Code.URL, "a URL in plain ASCII", "percent-encode spaces, quotes and non-ASCII characters")
     try:
         parts = urlsplit(url)
-        if not re.fullmatch(r"(?:[^.]{1,63}(?:\.[^.]{1,63})*\.?)?", parts.hostname or ""):  # the labels that DNS allows
-            raise ValueError
+        _check_authority(parts.netloc.rpartition("@")[2])
         credentials = "@" in parts.netloc and not url.startswith("oci:")
     except ValueError:
         raise Malformed(
             Code.URL,
             f"expected a URL, found {quote_value(url)}",
-            "check the host; use brackets only around an IPv6 address",
+            "check the host and the port; use brackets only around an IPv6 address",
         ) from None
+    is_decodable = not _BAD_PERCENT_ENCODING.search(url.replace(parts.netloc, "", 1))
+    hint = "after each %, write two hexadecimal digits other than 00; for a percent sign itself, write %25"
+    require(is_decodable, url, Code.URL, "a URL that programs can decode (RFC 3986)", hint)
     if credentials:
         raise Malformed(
             Code.URL,
@@ -591,6 +602,17 @@ def _parse_url_text(value: object) -> str:
             "remove the user name and password, and restrict the mirror by client network instead",
         )
     return url
+
+
+def _check_authority(authority: str) -> None:
+    """Raise `ValueError` if the text is not a host name or an IP address, with or without a port."""
+    parsed = _HOST_AND_PORT.fullmatch(authority)
+    if parsed is None or int(parsed[2] or 0) > 65535:
+        raise ValueError
+    if (host := parsed[1]).startswith("["):
+        IPv6Address(host[1:-1])
+    elif host.rstrip(".").rpartition(".")[2].isdecimal():  # a host name does not end in a number (RFC 1123, 2.1)
+        IPv4Address(host)
 
 
 def _require_no_zone(url: str) -> None:
