@@ -15,7 +15,7 @@ from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.leader_lease import NO_HOLDER, LeaseState
 from gitboot.ledger.schema import LEFT, TABLES, UNFINISHED, Database, Row
 from gitboot.ledger.sqlite import SqliteDatabase, back_up
-from gitboot.ledger.store import Store, get_mark_path, open_read_only, read_address
+from gitboot.ledger.store import Store, get_mark_path, open_database, open_read_only, read_address
 
 COPY: Final = "copy"  # the id of a copy, stored in both the old and the new ledger
 NOTES: Final = (LEFT, COPY, UNFINISHED)  # a copy of a ledger omits these facts
@@ -34,6 +34,15 @@ def open_ledger(path: Path) -> Store:
         store.close()
         raise
     return store
+
+
+def open_for_reading(path: Path) -> Store:
+    """Open the ledger at ``path`` to read its identity, its events and the names of its machines.
+
+    These are the same in ledgers of earlier versions. The function does not check or change the ledger, and later reads
+    see what other processes have written since. Raises `LedgerError` if the ledger cannot be opened.
+    """
+    return Store(open_database(path, read_only=True), path)
 
 
 @contextmanager

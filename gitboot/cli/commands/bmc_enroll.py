@@ -69,7 +69,7 @@ from gitboot.fleet.identities import BmcAccess, Machine, list_machines
 from gitboot.fleet.yaml import insert_field
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.ledger import instance_tables
-from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.open_ledger import open_for_reading, open_ledger
 from gitboot.model.scalars import MacAddress, Malformed, parse_fingerprint, parse_mac, parse_name
 from gitboot.text import format_count, format_suggestion, printable, quote_words
 
@@ -593,7 +593,7 @@ def _plan_ledger_changes(state: Path, path: Path, fleet: FleetRepository) -> _Le
     identity = None
     if has_ledger(state):
         require_active(state)
-        with open_ledger(state / LEDGER) as store:
+        with open_for_reading(state / LEDGER) as store:
             identity = store.progress[0]
     if named is not None:
         if identity != spec.provisioning.ledger:

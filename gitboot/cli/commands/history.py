@@ -27,6 +27,7 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import format_table, wrap_text
 from gitboot.controller.instance.state_directory import (
     LEDGER,
+    find_running_process,
     make_no_instance_error,
     require_ledger,
 )
@@ -47,7 +48,7 @@ from gitboot.git.history import SHALLOW_CLONE, History, open_history
 from gitboot.git.repository import ACCEPTED
 from gitboot.jsonio import format_document, to_json_value
 from gitboot.ledger.instance_tables import read_numbered_events
-from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.open_ledger import open_copy
 from gitboot.ledger.server_tables import parse_time, read_records
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import read_records as read_exported_records
@@ -245,7 +246,7 @@ def _list_installations(
     record = None
     if state is not None:
         require_ledger(state)
-        with open_ledger(state / LEDGER) as ledger:
+        with open_copy(state / LEDGER, in_use=find_running_process(state) is not None) as ledger:
             events = [event for _, event in read_numbered_events(ledger) if event["type"] in _INSTALLED]
             records_by_uuid = read_records(ledger)
         installations = [

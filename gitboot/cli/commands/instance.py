@@ -44,7 +44,7 @@ from gitboot.controller.instance.state_directory import (
 from gitboot.errors import HeldByAnother, LedgerError, LedgerLeft, NotYetDone, OperatorError, UsageError
 from gitboot.jsonio import format_instant
 from gitboot.ledger import instance_tables, server_tables
-from gitboot.ledger.open_ledger import open_ledger
+from gitboot.ledger.open_ledger import open_for_reading
 from gitboot.resolve.provisioning_record import StopOrder
 from gitboot.standard_streams import has_reader
 from gitboot.text import format_count, format_names, format_suggestion, one_line, printable
@@ -96,7 +96,7 @@ def events_command(
     require_ledger(state)
     if follow and (len(outputs) > 1 or outputs[0].file is not None):
         raise UsageError("--follow prints events to standard output: use only one -o, without a file")
-    with open_ledger(state / LEDGER) as ledger:
+    with open_for_reading(state / LEDGER) as ledger:
         events = [
             (number, event)
             for number, event in instance_tables.read_numbered_events(ledger)

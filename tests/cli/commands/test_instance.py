@@ -641,6 +641,22 @@ def test_a_temporary_folder_that_is_not_usable_is_named(
         assert (done.code, str(tmp_path / "file") in done.err, said in done.err) == (Exit.USAGE, True, True), done
 
 
+@pytest.mark.parametrize("command", ["events", "events --server web01", "history web01"])
+def test_a_command_that_shows_events_does_not_migrate_the_ledger_of_an_earlier_version(
+    tmp_path: Path, ended: Rack, command: str
+) -> None:
+    """An instance of the earlier version may still run, and could not read a ledger of a newer version."""
+    state = Path(shutil.copytree(ended.state, tmp_path / "state"))
+    ledger = state / "ledger.sqlite"
+    ledger.unlink()
+    with closing(sqlite3.connect(ledger)) as connection:
+        connection.executescript((DATA / "ledgers" / "0.1.0.sql").read_text())
+    before = ledger.read_bytes()
+    done = run_on_copy(state, ended, command)
+    assert done.code == Exit.FINE, done
+    assert ledger.read_bytes() == before
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_state_directory_that_cannot_be_read_is_reported(tmp_path: Path, ended: Rack, command: str) -> None:
     (tmp_path / "file").touch()
