@@ -47,6 +47,7 @@ WORKTREE: Final = Revision("WORKTREE")
 # files.
 MAX_FILES: Final = 1_500_000
 MAX_PATH: Final = 4096  # in characters
+MAX_OTHER_FILES: Final = 100_000  # the number of files that are not YAML in a folder outside of Git
 MAX_NAMES: Final = 100  # the number of invalid names that gitboot reports for each folder
 # the characters that HFS+ ignores (Git: utf8.c, next_hfs_char)
 _IGNORED_BY_HFS: Final = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
@@ -284,7 +285,7 @@ def load_worktree(root: Path, repository: pygit2.Repository | None, folder: str)
     ignored = _IgnoreRules(repository, folder)
     if folder and ignored(""):
         ignored = _IgnoreRules(None, folder)  # ignore rules do not apply to this folder, because the user named it
-    paths = list(_walk_worktree(root, ignored))
+    paths = list(_walk_worktree(root, ignored) if repository is not None else _walk_plain_folder(root, ignored))
     files = WorktreeFiles(root, sorted(path for path, kind in paths if kind is None))
     irregular = {path: kind for path, kind in paths if kind is not None}
     return Snapshot(revision=WORKTREE, blobs=files, read=files.read, irregular=irregular)
@@ -319,6 +320,23 @@ class _IgnoreRules:
         except OSError:
             is_regular = True
         return is_regular and (not folder or self._is_readable(folder.rpartition("/")[0]))
+
+
+def _walk_plain_folder(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str, Irregular | None]]:
+    """Yield the paths that `_walk_worktree` yields.
+
+    Raises `UsageError` early if the folder is too large to be a fleet. For example, a user may have named the root of
+    the file system.
+    """
+    other_count = 0
+    for path, kind in _walk_worktree(root, ignore_rules):
+        other_count += not path.endswith((".yaml", ".yml"))
+        if other_count > MAX_OTHER_FILES:
+            raise UsageError(
+                f"{root} is not in a Git repository, and contains more than {MAX_OTHER_FILES:,} files that are not "
+                "YAML: use the path of a fleet"
+            )
+        yield path, kind
 
 
 def _walk_worktree(root: Path, ignore_rules: _IgnoreRules) -> Iterator[tuple[str, Irregular | None]]:

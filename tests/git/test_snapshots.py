@@ -361,6 +361,18 @@ def test_a_tree_with_too_many_files_is_rejected(work: WorkTree, monkeypatch: pyt
         open_snapshot(work.path, revision)
 
 
+def test_a_large_folder_outside_of_git_is_rejected_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`gitboot validate /` read the names of all files of the file system first."""
+    monkeypatch.setattr(tree, "MAX_OTHER_FILES", 10, raising=False)
+    for number in range(10):
+        (tmp_path / f"{number}.yaml").touch()
+        (tmp_path / f"{number}.txt").touch()
+    assert len(open_snapshot(tmp_path, None).blobs) == 20
+    (tmp_path / "10.txt").touch()
+    with pytest.raises(UsageError, match="is not in a Git repository, and contains more than 10 files that are not"):
+        open_snapshot(tmp_path, None)
+
+
 def test_a_tree_that_is_too_deep_is_rejected(work: WorkTree) -> None:
     entry = f"100644 blob {work.git('hash-object', '-w', '--stdin', text='x')}\tx"
     for _ in range(50):
