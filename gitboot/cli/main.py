@@ -240,10 +240,13 @@ def _suggest_replacement(error: click.UsageError) -> click.UsageError:
     return error
 
 
+# The errors of the system that are never faults of gitboot, even without a path. The error of a write has no path.
+_DISK_ERRORS: Final = frozenset({errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS})
 # The hints for errors of the system at a path. Other errors are faults of gitboot, whose traceback helps.
 _PATH_HINTS: Final = {
     errno.EACCES: "check the permissions of this path and of the folders above it",
     errno.EDQUOT: "free some disk space",
+    errno.EIO: "check the disk; the kernel's log may contain the cause",
     errno.EISDIR: "use the path of a file, not of a directory",
     errno.ELOOP: "remove one of the symlinks that form a loop, or use another path",
     errno.ENAMETOOLONG: "use a shorter name",
@@ -276,6 +279,8 @@ def main(context: object = None) -> NoReturn:
             click.echo(f"gitboot: {error.strerror}; set TMPDIR to a directory that gitboot can write", err=True)
         elif isinstance(error.filename, str) and error.errno in _PATH_HINTS:
             click.echo(f"gitboot: {error.filename}: {error.strerror}; {_PATH_HINTS[error.errno]}", err=True)
+        elif error.errno in _DISK_ERRORS:
+            click.echo(f"gitboot: {error.strerror}; {_PATH_HINTS[error.errno]}", err=True)
         else:
             raise
         sys.exit(Exit.USAGE)
@@ -323,7 +328,11 @@ class Exit(IntEnum):
         "not processed the request yet",
     )
     WAITS = 9, "a rollout is waiting for machines before its next step"
-    USAGE = 64, "an option, an argument, a setting or a path is wrong, or another process is using the directory"
+    USAGE = (
+        64,
+        "an option, an argument, a setting or a path is wrong, gitboot cannot read or write a file, or another process "
+        "is using the directory",
+    )
     INTERRUPTED = 130, "you pressed Ctrl-C, or answered no"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -88,6 +89,18 @@ def test_each_exit_code_is_that_of_a_command(rack: Rack) -> None:
 
 
 EXAMPLE: Final = str(Path(__file__).parents[2] / "example-repo")
+
+
+@pytest.mark.parametrize("file", ["/srv/fleet/new.yaml", None])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO], ids=errno.errorcode.get)
+def test_a_disk_that_is_full_or_fails_is_reported_in_one_message(tmp_path: Path, number: int, file: str | None) -> None:
+    """The error of a write does not contain the file, and ended in a traceback."""
+    error = OSError(number, os.strerror(number), *filter(None, [file]))
+    with patch("gitboot.cli.evaluated_fleet.evaluate_fleet", side_effect=error):
+        done = run_command("validate", tmp_path)
+    place = f"{file}: " if file is not None else ""
+    assert (done.code, done.out) == (Exit.USAGE, "")
+    assert done.err.startswith(f"gitboot: {place}{os.strerror(number)}; ") and done.err.count("\n") == 1
 
 
 def unread_pipe() -> int:
