@@ -161,7 +161,7 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
     """
     groups = sorted(groups, key=lambda group: (bool(_format_other_selectors(group)), _get_name(group)))
     exact = [group for group in groups if not _format_other_selectors(group)]
-    exact.sort(key=lambda group: -len(group["selector"]))  # matchbox sorts groups in the same order
+    exact.sort(key=_rank_selectors, reverse=True)
     group = (exact or groups)[0]
     boot_group = (exact or defaults or groups)[0]
     selector = group["selector"]
@@ -180,8 +180,7 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
             remark_kept(f"group {_get_name(group)}"),
             *(
                 remark_lost(
-                    f"group {_get_name(other)} was left out, because a provisioned server boots from its disk (the "
-                    f"group boots profile {other.get('profile')} if {_format_other_selectors(other)})"
+                    f"group {_get_name(other)} was left out, because {_explain_unused_group(other, boot_group)}"
                 )
                 for other in groups
                 if other is not boot_group
@@ -199,6 +198,25 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
             *metadata_remarks,
         ),
     )
+
+
+def _rank_selectors(group: _Group) -> tuple[int, str]:
+    """Return the value by which matchbox sorts groups. It uses the greatest first (storagepb/group.go, ByReqs)."""
+    selectors = {
+        key: str(parse_mac_or_none(value) or value) if key == "mac" else str(value)
+        for key, value in group["selector"].items()
+    }
+    return len(selectors), ",".join(sorted(f"{key}={value}" for key, value in selectors.items()))
+
+
+def _explain_unused_group(group: _Group, used_group: _Group) -> str:
+    profile = f"the group boots profile {group.get('profile')}"
+    if condition := _format_other_selectors(group):
+        return f"a provisioned server boots from its disk ({profile} if {condition})"
+    if _rank_selectors(group) == _rank_selectors(used_group):
+        used = f"group {_get_name(used_group)} has the same selectors"
+        return f"{used}, and matchbox does not define which of them it uses ({profile})"
+    return f"matchbox uses group {_get_name(used_group)} first ({profile})"
 
 
 def _format_other_selectors(group: Mapping[str, Any]) -> str:

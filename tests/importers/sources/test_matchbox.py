@@ -10,7 +10,7 @@ import pytest
 from gitboot.errors import UsageError
 from gitboot.importers.inventory import ImportedInventory
 from gitboot.importers.sources.matchbox import read_matchbox, read_terraform
-from tests.importers.test_fleet_files import INITRD, KERNEL, MAC
+from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID
 
 PROFILES: list[dict[str, Any]] = [
     {"id": name, "boot": {"kernel": f"{KERNEL}-{name}", "initrd": [INITRD]}} for name in ("install", "disk")
@@ -63,6 +63,35 @@ def test_finding_i2_a_machine_boots_the_group_that_matchbox_uses_first(
     inventory = read_groups(*groups)
     (machine,) = inventory.machines
     assert (machine.boot, {each.name for each in inventory.boots}) == (boot, {"install", "disk"})
+
+
+@pytest.mark.parametrize(
+    ("selector", "reason"),
+    [
+        ({"mac": MAC}, "because matchbox uses group a first (the group boots profile disk)"),
+        (
+            {"mac": MAC, "serial": "S1"},
+            "because group a has the same selectors, and matchbox does not define which of them it uses (the group "
+            "boots profile disk)",
+        ),
+        ({"mac": MAC, "os": "x"}, "because a provisioned server boots from its disk (the group boots profile disk if"),
+    ],
+)
+def test_finding_h10_each_other_group_of_a_machine_has_its_reason(selector: dict[str, str], reason: str) -> None:
+    first = {"id": "a", "profile": "install", "selector": {"mac": MAC.upper(), "serial": "S1"}}
+    (machine,) = read_files(first, {"id": "b", "profile": "disk", "selector": selector}).machines
+    assert machine.boot == "install"
+    assert any(f"group b was left out, {reason}" in each.text for each in machine.remarks), machine.remarks
+
+
+def test_finding_h10_of_two_groups_with_as_many_selectors_matchbox_uses_the_last_by_their_text() -> None:
+    groups = [
+        {"id": "a", "profile": "disk", "selector": {"mac": MAC, "serial": "S1"}},
+        {"id": "b", "profile": "install", "selector": {"mac": MAC, "uuid": UUID}},
+    ]
+    for given in (groups, groups[::-1]):
+        (machine,) = read_files(*given).machines
+        assert (machine.name, machine.uuid, machine.boot) == ("b", UUID, "install")
 
 
 @pytest.mark.parametrize(
