@@ -648,6 +648,7 @@ TINKERBELL = "tinkerbell v1alpha2"
         ("tinkerbell", FORMS[TINKERBELL][1], "bootMode: UEFI", "bootMode: UEFISecureBoot"),
         ("ironic", SOURCES["ironic"], "boot_mode:bios", "boot_mode:uefi,secure_boot:true"),
         ("foreman", SOURCES["foreman"], "Grub2 UEFI", "Grub2 UEFI SecureBoot"),
+        ("foreman", SOURCES["foreman"], "Grub2 UEFI", "Grub2 UEFI HTTPS SecureBoot"),
     ],
 )
 def test_secure_boot_of_the_source_is_imported(

@@ -365,7 +365,7 @@ def _read_foreman_host(
         serial=next((as_text(facts[key]) for key in _SERIAL_FACTS if as_text(facts.get(key))), None),
         architecture=parse_architecture(host.get("architecture_name")),
         firmware=firmware,
-        secure_boot=True if "UEFI SecureBoot" in loader else None,
+        secure_boot=True if "SecureBoot" in loader else None,
         nics=nics,
         bmc=bmc,
         labels={
