@@ -460,12 +460,21 @@ _REDFISH: Final = re.compile(
 )
 
 
+def format_host(host: str) -> str:
+    """Return a host as URLs contain it: an IPv6 address in brackets, and other text unchanged."""
+    return f"[{host}]" if ":" in host and parse_address(host) else host
+
+
 def parse_bmc(
     address: str | None, credentials: str | None, *, system: str | None = None, verify: bool = True
 ) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
     """Parse a BMC address in the notation of Metal3 and Ironic, and remove any user name and password from it."""
     if not address:
         return None, ()
+    scheme, separator, location = address.partition("://")
+    place, slash, path = location.partition("/")
+    user, at, host = place.rpartition("@")
+    address = f"{scheme}{separator}{user}{at}{format_host(host)}{slash}{path}"
     if address.lower().startswith("ipmi://"):
         host = address[len("ipmi://") :].rpartition("@")[2]
         return ImportedBmc(address=f"ipmi://{host}", credentials=build_document_name(credentials or "bmc")), ()

@@ -564,7 +564,7 @@ def test_the_sources_contain_secrets_if_their_system_supports_them() -> None:
     assert with_none == {"boot-operator", "netbox", "dnsmasq", "isc", "kea"}
 
 
-BMCS = {
+BMCS: dict[str, dict[str, Any]] = {
     "cobbler": {"address": "https://10.9.0.13", "credentials": "web01-bmc"},
     "foreman": {"address": "https://10.9.0.13", "credentials": "web01-bmc"},
     "maas": {"address": "https://10.9.0.13", "system": "/redfish/v1/Systems/1", "credentials": "web01-bmc"},
@@ -600,6 +600,23 @@ def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, ol
     assert read_server_spec(fleet, system)["bmc"] == {"address": "ipmi://10.9.0.13", "credentials": "web01-bmc"}
     assert PASSWORD not in "".join(path.read_text() for path in fleet.rglob("*") if path.is_file())
     assert run_command("validate", fleet).code == 0
+
+
+@pytest.mark.parametrize("system", BMCS)
+def test_finding_h10_an_ipv6_address_of_a_bmc_is_kept(tmp_path: Path, system: str) -> None:
+    files = {name: text.replace("10.9.0.13", "fd00::13") for name, text in SOURCES[system].items()}
+    fleet = run_import(tmp_path, system, *make_known_options(tmp_path), files=files)
+    address = BMCS[system]["address"].replace("10.9.0.13", "[fd00::13]")
+    assert read_server_spec(fleet, system)["bmc"] == {**BMCS[system], "address": address}
+
+
+def test_finding_h10_a_port_follows_the_ipv6_address_of_a_bmc(tmp_path: Path) -> None:
+    new = '"ipmi_address": "fd00::13", "ipmi_port": "624"'
+    files = {
+        name: text.replace('"redfish_address": "https://10.9.0.13"', new) for name, text in SOURCES["ironic"].items()
+    }
+    fleet = run_import(tmp_path, "ironic", *make_known_options(tmp_path), files=files)
+    assert read_server_spec(fleet, "ironic")["bmc"]["address"] == "ipmi://[fd00::13]:624"
 
 
 def test_a_malformed_address_of_a_bmc_is_reported(tmp_path: Path) -> None:

@@ -439,7 +439,6 @@ def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[I
         )
     if provider.lower() not in ("ipmi", "redfish"):
         return None, (remark_lost(f"the BMC {host} ({provider}) was left out: add the BMC by hand"),)
-    host = f"[{host}]" if ":" in host else host
     return parse_bmc(f"{provider.lower()}://{host}", f"{build_document_name(name)}-bmc")
 
 

@@ -15,6 +15,7 @@ from gitboot.importers.inventory import (
     Texts,
     as_mappings,
     as_text,
+    format_host,
     get_nested,
     group_rows,
     parse_architecture,
@@ -183,5 +184,5 @@ def _find_bmc_address(driver: Mapping[str, Any]) -> str | None:
     if redfish:
         return redfish if "://" in redfish else f"redfish://{redfish}"
     if host:
-        return f"ipmi://{host}:{port}" if port else f"ipmi://{host}"
+        return f"ipmi://{format_host(host)}:{port}" if port else f"ipmi://{host}"
     return None

@@ -23,6 +23,7 @@ from gitboot.importers.inventory import (
     as_mapping,
     as_mappings,
     as_text,
+    format_host,
     get_nested,
     list_address,
     parse_architecture,
@@ -262,9 +263,9 @@ def _read_hardware_v1alpha2(name: str, hardware: Object, spec: Object) -> _Machi
 
 
 def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    host = as_text(connection.get("host"))
+    host = as_text(connection.get("host")) or ""
     port = as_text(get_nested(connection, "providerOptions", "redfish", "port"))
-    place = f"{host}:{port}" if port else host
+    place = f"{format_host(host)}:{port}" if port else host
     return parse_bmc(
         f"redfish://{place}" if host else None,
         as_text(get_nested(connection, credentials, "name")),

@@ -27,6 +27,7 @@ from gitboot.importers.inventory import (
     as_mapping,
     as_mappings,
     as_text,
+    format_host,
     get_nested,
     list_address,
     parse_address,
@@ -405,10 +406,8 @@ def _read_bmc(
     protocol = as_mapping(get_nested(controller, "protocol"))
     if host is None:
         return None, rejected
-    if ":" in host and not host.startswith("["):  # an IPv6 address
-        host = f"[{host}]"
     port = as_text(protocol.get("port"))
-    place = f"{host}:{port}" if port else host
+    place = f"{format_host(host)}:{port}" if port else host
     is_ipmi = (as_text(protocol.get("name")) or "").lower() == "ipmi"
     scheme = "ipmi" if is_ipmi else f"redfish+{as_text(protocol.get('scheme')) or 'https'}"
     bmc, remarks = parse_bmc(
