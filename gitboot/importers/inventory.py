@@ -476,8 +476,9 @@ def parse_bmc(
     user, at, host = place.rpartition("@")
     address = f"{scheme}{separator}{user}{at}{format_host(host)}{slash}{path}"
     if address.lower().startswith("ipmi://"):
-        host = address[len("ipmi://") :].rpartition("@")[2]
-        return ImportedBmc(address=f"ipmi://{host}", credentials=build_document_name(credentials or "bmc")), ()
+        host, _, query = address[len("ipmi://") :].rpartition("@")[2].partition("?")
+        bmc = ImportedBmc(address=f"ipmi://{host}", credentials=build_document_name(credentials or "bmc"))
+        return bmc, remark_if(query, remark_lost(f"{query} in the BMC's address was left out"))
     match = _REDFISH.fullmatch(address)
     if match is None:
         scheme = f"the unsupported scheme {address.partition(':')[0]}" if "://" in address else "no scheme"

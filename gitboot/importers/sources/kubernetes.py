@@ -26,6 +26,7 @@ from gitboot.importers.inventory import (
     format_host,
     get_nested,
     list_address,
+    parse_address,
     parse_architecture,
     parse_bmc,
     parse_firmware,
@@ -367,7 +368,7 @@ def _read_bare_metal_host(name: str, host: Object, objects: Objects) -> _Machine
     hardware = as_mapping(get_nested(host, "status", "hardware")) or as_mapping(hardware_data.get("hardware"))
     nics, nic_remarks = _read_host_nics(spec, hardware)
     bmc, bmc_remarks = parse_bmc(
-        as_text(get_nested(spec, "bmc", "address")),
+        _complete_bmc_address(as_text(get_nested(spec, "bmc", "address"))),
         as_text(get_nested(spec, "bmc", "credentialsName")),
         verify=str(get_nested(spec, "bmc", "disableCertificateVerification")) != "true",
     )
@@ -402,6 +403,14 @@ def _read_bare_metal_host(name: str, host: Object, objects: Objects) -> _Machine
         ),
     )
     return machine, None
+
+
+def _complete_bmc_address(address: str | None) -> str | None:
+    """Add ``ipmi://`` to an address without a scheme, and ``//`` to ``redfish:HOST`` (Metal3, bmc/access.go)."""
+    if address is None or "://" in address:
+        return address
+    has_scheme = re.match(r"[a-z][a-z0-9+.-]*:", address) and not parse_address(address)
+    return address.replace(":", "://", 1) if has_scheme else f"ipmi://{address}"
 
 
 def _read_host_nics(spec: Object, hardware: Object) -> tuple[tuple[ImportedNic, ...], tuple[ImportRemark, ...]]:

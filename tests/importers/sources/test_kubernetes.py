@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from gitboot.importers.sources.kubernetes import read_inventory
@@ -30,6 +32,27 @@ spec:
 SCRIPT = f'{{ipxe: {{%s: "#!ipxe\\nkernel {KERNEL} a=1\\ninitrd {INITRD}\\nboot\\n"}}}}'
 PXELINUX = f'{{pxelinux: {{config: "LABEL l\\nKERNEL {KERNEL}\\nAPPEND initrd={INITRD} a=1\\n"}}}}'
 OSIE = f'{{kernelURL: "{KERNEL}", initrdURL: "{INITRD}", kernelParams: [a=1]}}'
+
+
+@pytest.mark.parametrize(
+    ("address", "found"),
+    [  # from access_test.go of Metal3
+        ("192.168.122.1", "ipmi://192.168.122.1"),
+        ("192.168.122.1:6233", "ipmi://192.168.122.1:6233"),
+        ("my.favoritebmc.com", "ipmi://my.favoritebmc.com"),
+        ("[fe80::fc33:62ff:fe83:8a76]:6233", "ipmi://[fe80::fc33:62ff:fe83:8a76]:6233"),
+        ("ipmi:192.168.122.1:6233", "ipmi://192.168.122.1:6233"),
+        ("ipmi://192.168.122.1?privilegelevel=OPERATOR", "ipmi://192.168.122.1"),
+        ("redfish:192.168.122.1", "https://192.168.122.1"),
+        ("redfish://[fe80::fc33:62ff:fe83:8a76]:8080/foo", "https://[fe80::fc33:62ff:fe83:8a76]:8080"),
+        ("unknown:192.168.122.1", None),
+    ],
+)
+def test_finding_h10_an_address_of_a_bmc_is_read_as_metal3_reads_it(address: str, found: str | None) -> None:
+    host = {"kind": "BareMetalHost", "metadata": {"name": "web01"}, "spec": {"bmc": {"address": address}}}
+    (machine,) = read_inventory({"h.yaml": json.dumps(host)}).machines
+    assert (machine.bmc.address if machine.bmc else None) == found
+    assert ("privilegelevel=OPERATOR" in address) is any("privilegelevel" in each.text for each in machine.remarks)
 
 
 @pytest.mark.parametrize(
