@@ -7,7 +7,7 @@ server.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
@@ -254,12 +254,13 @@ def _choose_boot(
     remarks = list[ImportRemark]()
     chosen = [config for config in candidates if is_same_key(config.owner, workload)]
     if not chosen:
-        # boot-operator names a configuration after its owner. Without references, only the UUID of the machine matters.
+        # boot-operator names a configuration after its owner. Without references, it serves only the single match.
         has_no_ref = workload is None and maintenance is None
+        counts = Counter(config.kind for config in candidates)
         chosen = [
             config
             for config in candidates
-            if config.owner is None and (has_no_ref or is_same_key(config.key, workload))
+            if config.owner is None and (is_same_key(config.key, workload) or (has_no_ref and counts[config.kind] == 1))
         ]
         remarks += (
             remark_guessed(f"the import took the boot from {config}, which has the server's UUID and no owner")

@@ -120,6 +120,28 @@ def test_finding_i1_a_server_with_both_kinds_keeps_both_boots_apart() -> None:
     assert machine_of(read_inventory({"o.yaml": build(given)})).boot == "workload-sbc"
 
 
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [(("IPXEBootConfig",), None), (("HTTPBootConfig",), "c0"), ((), "c0")],
+)
+def test_finding_h10_without_references_a_server_boots_its_only_configuration(
+    kinds: tuple[str, ...], expected: str | None
+) -> None:
+    """boot-operator serves no boot if several configurations match and the Server refers to neither."""
+    server = dict.fromkeys(("bootConfigurationRef", "maintenanceBootConfigurationRef"))
+    owner = {"apiVersion": "metal.ironcore.dev/v1alpha1", "kind": "ServerBootConfiguration", "name": "gone-sbc"}
+    configs = [
+        {"kind": kind, "name": f"c{number}", "namespace": "default", "owners": [owner] if number else []}
+        for number, kind in enumerate(("IPXEBootConfig", *kinds))
+    ]
+    given = {
+        "servers": [{"name": "server-1", "state": "Available", **server}],
+        "serverBootConfigurations": [],
+        "configs": configs,
+    }
+    assert machine_of(read_inventory({"o.yaml": build(given)})).boot == expected
+
+
 def test_finding_i1_objects_without_namespaces_and_owners_are_found_by_name() -> None:
     text = f"""\
 kind: Server
