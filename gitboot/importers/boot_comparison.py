@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from enum import StrEnum
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 from typing import Final
 from urllib.parse import quote, urljoin
 
@@ -279,7 +279,7 @@ def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> Ol
             kernel, *arguments = words
         elif command == "imgargs" and kernel is not None:
             arguments = words[1:]
-        elif command in ("initrd", "module"):
+        elif command in ("initrd", "module", "imgfetch"):
             initrds += [word for word in words if "/" in word]
         elif command == "boot" and kernel is not None:
             break
@@ -327,18 +327,26 @@ def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}
     at = 0
     while at < len(lines):
-        line = re.sub(r"\$\{([^}]*)\}", lambda match: variables.get(match[1], match[0]), lines[at])
+        parts = _split_line(lines[at])
         at += 1
-        words = re.split(r"\s(?:\|\||&&)(?:\s|$)", line.strip(), maxsplit=1)[0].split()
-        if not words or words[0].startswith(("#", ":")):
-            continue
-        command, rest = words[0], words[1:]
-        if command == "goto" and rest:
-            at = labels.pop(rest[0], at)
-            continue
-        if command == "set" and rest:
-            variables[rest[0].partition(":")[0]] = " ".join(rest[1:])
-            continue
-        while rest and rest[0].startswith("-"):
-            rest = rest[2:] if rest[0] in _OPTIONS_WITH_VALUE else rest[1:]
-        yield command, rest
+        for part in parts:
+            words = re.sub(r"\$\{([^}]*)\}", lambda match: variables.get(match[1], match[0]), part).split()
+            if not words or words[0].startswith(":"):
+                continue
+            command, rest = words[0], words[1:]
+            if command == "goto" and rest:
+                at = labels.pop(rest[0], at)
+                break
+            if command == "set" and rest:
+                variables[rest[0].partition(":")[0]] = " ".join(rest[1:])
+                continue
+            while rest and rest[0].startswith("-"):
+                rest = rest[2:] if rest[0] in _OPTIONS_WITH_VALUE else rest[1:]
+            yield command, rest
+
+
+def _split_line(line: str) -> list[str]:
+    """Return the commands in a line, which are separated by the word ``;``, without comments and conditional parts."""
+    words = takewhile(lambda word: not word.startswith("#"), line.split())
+    commands = re.split(r"(?:^| );(?= |$)", " ".join(words))
+    return [re.split(r" (?:\|\||&&)(?: |$)", command, maxsplit=1)[0] for command in commands]

@@ -316,6 +316,14 @@ WEB01 = ComparedMachine(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
             (),
             id="Cobbler",
         ),
+        pytest.param(
+            "#!ipxe\nset a 1 ; kernel /k a=${a} b=#2 # the kernel\nimgfetch --name i /i || shell ; boot\n",
+            "http://old/k",
+            ("http://old/i",),
+            ("a=1", "b=#2"),
+            id="comments and several commands in a line",
+        ),
+        pytest.param("#!ipxe\nset v x;#y\nkernel /k v=${v}\nboot\n", "http://old/k", (), ("v=x;#y",), id="no comment"),
         pytest.param("#!ipxe\nexit\n", None, (), (), id="the disk"),
     ],
 )
