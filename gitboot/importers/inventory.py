@@ -206,6 +206,15 @@ def group_rows(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dic
     return groups
 
 
+def merge_rows(rows: Iterable[dict[str, Any]], key: str) -> list[dict[str, Any]]:
+    """Merge rows with the same value of a key, because two files may describe one machine. A later row has priority."""
+    merged: dict[str, dict[str, Any]] = {}
+    for number, row in enumerate(rows):
+        identity = as_text(row.get(key)) or f"row {number}"
+        merged[identity] = {**merged.get(identity, {}), **row}
+    return list(merged.values())
+
+
 def as_text(value: Any) -> str | None:
     """Return a scalar as text, or None if the value is empty or not a scalar."""
     return str(value) if isinstance(value, str | int | float) and str(value) else None

@@ -602,6 +602,17 @@ def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, ol
     assert run_command("validate", fleet).code == 0
 
 
+@pytest.mark.parametrize("system", ["maas", "ironic", "netbox", "foreman"])
+def test_finding_h10_a_machine_that_is_in_two_files_is_one_machine(
+    tmp_path: Path, system: str, fleets: Callable[[str], Path]
+) -> None:
+    """A directory may contain an earlier export, or both a list and the details of one machine."""
+    files = {f"{number}-{name}": text for name, text in SOURCES[system].items() for number in (1, 2)}
+    fleet = run_import(tmp_path, system, *make_known_options(tmp_path), files=files)
+    for folder in ("servers", "pending"):
+        assert read_files(fleet / folder) == read_files(fleets(system) / folder)
+
+
 @pytest.mark.parametrize("system", BMCS)
 def test_finding_h10_an_ipv6_address_of_a_bmc_is_kept(tmp_path: Path, system: str) -> None:
     files = {name: text.replace("10.9.0.13", "fd00::13") for name, text in SOURCES[system].items()}

@@ -23,6 +23,7 @@ from gitboot.importers.inventory import (
     as_text,
     get_nested,
     group_rows,
+    merge_rows,
     parse_address,
     parse_architecture,
     parse_bmc,
@@ -69,7 +70,7 @@ def read_netbox(files: Texts) -> ImportedInventory:
         # the IDs of other objects, such as VM interfaces, may equal those of interfaces
         and row.get("assigned_object_type") in (None, "dcim.interface")
     ]
-    devices = [row for row in rows if "device_type" in row]
+    devices = merge_rows((row for row in rows if "device_type" in row), "id")
     by_device, by_interface = group_rows(interfaces, "device", "id"), group_rows(addresses, "assigned_object_id")
     machines = (
         _read_device(device, by_device.get(str(device.get("id")), []), by_interface)
@@ -161,7 +162,7 @@ def read_maas(files: Texts) -> ImportedInventory:
             powers |= {str(system_id): as_mapping(power) for system_id, power in document.items()}
         else:
             rows += as_mappings(document) or as_mappings([document])
-    nodes = [row for row in rows if as_text(row.get("system_id"))]
+    nodes = merge_rows((row for row in rows if as_text(row.get("system_id"))), "system_id")
     machines = (
         _read_maas_machine(row, powers.get(str(row["system_id"]), {})) for row in nodes if _is_maas_machine(row)
     )

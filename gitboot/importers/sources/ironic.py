@@ -18,6 +18,7 @@ from gitboot.importers.inventory import (
     format_host,
     get_nested,
     group_rows,
+    merge_rows,
     parse_architecture,
     parse_bmc,
     parse_firmware,
@@ -39,7 +40,9 @@ def read_ironic(files: Texts) -> ImportedInventory:
     """
     rows = [row for _, document in parse_json_files(files) for row in _list_rows(document)]
     ports = [row for row in rows if "address" in row]
-    nodes = [row for row in rows if row.keys() & {"driver", "provisioning_state", "provision_state"}]
+    nodes = merge_rows(
+        (row for row in rows if row.keys() & {"driver", "provisioning_state", "provision_state"}), "uuid"
+    )
     boots = {boot.name: boot for boot in map(_read_boot, nodes) if boot is not None}
     ports_by_node = group_rows(ports, "node_uuid")
     machines = (_read_machine(node, ports_by_node.get(str(node.get("uuid")), [])) for node in nodes)
