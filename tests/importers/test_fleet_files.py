@@ -768,6 +768,25 @@ def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Pat
     assert "no UUID" not in report
 
 
+@pytest.mark.parametrize(
+    ("driver", "text"),
+    [
+        (
+            "ipmi",
+            "missing**: the source does not contain the BMC's address (ipmi): export the nodes with their driver_info",
+        ),
+        ("redfish", "missing**: the source does not contain the BMC's address (redfish)"),
+        ("irmc", "lost**: the driver irmc uses neither Redfish nor IPMI: add the BMC by hand"),
+    ],
+)
+def test_finding_h10_a_node_of_ironic_without_an_address_of_the_bmc_has_its_reason(
+    tmp_path: Path, driver: str, text: str
+) -> None:
+    nodes = [{"uuid": UUID, "name": "web01", "driver": driver, "driver_info": {}, "provision_state": "active"}]
+    fleet = run_import(tmp_path, "ironic", files={"nodes.json": _json(nodes)})
+    assert text in (fleet / "import-report.md").read_text()
+
+
 def test_the_node_number_of_ironic_is_not_used_as_the_uuid_of_the_board(tmp_path: Path) -> None:
     fleet = run_import(tmp_path, "ironic")
     assert not (fleet / "servers").exists()

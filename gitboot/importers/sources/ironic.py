@@ -176,6 +176,10 @@ def _list_missing_facts(
         )
     if not has_bmc and "driver" not in node:
         yield remark_missing("the source contains neither the driver nor the BMC: export the nodes with --long")
+    elif not has_bmc and node["driver"] in ("ipmi", "redfish", "idrac"):
+        yield remark_missing(
+            f"the source does not contain the BMC's address ({node['driver']}): export the nodes with their driver_info"
+        )
     elif not has_bmc:
         yield remark_lost(f"the driver {node['driver']} uses neither Redfish nor IPMI: add the BMC by hand")
     if image:
