@@ -496,6 +496,7 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     A fragment of an http(s) URL names a file in an archive.
     """
     url = _parse_url_text(value)
+    _require_shared_host(url)
     oci = OCI.fullmatch(url)
     if url.startswith("assets:"):
         is_below = {"", ".", ".."}.isdisjoint(url.removeprefix("assets:").split("/"))
@@ -503,7 +504,6 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
             require(is_below, url, Code.URL, "a path below the base URL", "write assets:DIR/FILE, without '..'")
         )
     if oci is None:
-        _require_no_zone(url)
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"
         require(_is_http_url(url), url, Code.URL, "an artifact URL", hint)
         hint = "use #PATH only after a .tar, .tar.gz, .tgz, .tar.xz, .txz or .zip file, without '..' in PATH"
@@ -540,7 +540,7 @@ def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
     """
     url = _parse_url_text(value)
     if not allow_zone:
-        _require_no_zone(url)
+        _require_shared_host(url)
     is_base = _is_http_url(url) and "?" not in url and "#" not in url
     hint = "write http://HOST[:PORT][/PATH], without ? or #"
     return require(is_base, url, Code.URL, "an http or https URL", hint).rstrip("/")
@@ -549,7 +549,7 @@ def parse_base_url(value: object, *, allow_zone: bool = False) -> str:
 def parse_hook_url(value: object) -> str:
     """Parse an http(s) URL that gitboot requests before a maintenance."""
     url = _parse_url_text(value)
-    _require_no_zone(url)
+    _require_shared_host(url)
     is_url = _is_http_url(url) and "#" not in url
     return require(is_url, url, Code.URL, "an http or https URL", "write https://HOST[:PORT]/PATH, without '#'")
 
@@ -609,21 +609,27 @@ def _check_authority(authority: str) -> None:
     parsed = _HOST_AND_PORT.fullmatch(authority)
     if parsed is None or int(parsed[2] or 0) > 65535:
         raise ValueError
-    if (host := parsed[1]).startswith("["):
-        IPv6Address(host[1:-1])
-    elif host.rstrip(".").rpartition(".")[2].isdecimal():  # a host name does not end in a number (RFC 1123, 2.1)
-        IPv4Address(host)
+    if parsed[1].startswith("["):
+        IPv6Address(parsed[1][1:-1])
 
 
-def _require_no_zone(url: str) -> None:
+def _require_shared_host(url: str) -> None:
+    """Require a host that means the same machine everywhere."""
     # The host in a URL contains a percent sign only if it is an IPv6 address with a zone.
-    require(
-        "%" not in urlsplit(url).netloc,
-        url,
-        Code.URL,
-        "a host that every machine can reach",
-        "remove the IPv6 zone (the % and the text after it), which is valid only on one host",
-    )
+    hint = "remove the IPv6 zone (the % and the text after it), which is valid only on one host"
+    require("%" not in urlsplit(url).netloc, url, Code.URL, "a host that every machine can reach", hint)
+    host = urlsplit(url).hostname or ""
+    # A host name does not end in a number (RFC 1123, 2.1). Programs do not agree about 1.2.3 and 010.1.1.1.
+    is_address = host.rstrip(".").rpartition(".")[2].isdecimal() and ":" not in host
+    hint = "write an IPv4 address as four decimal numbers from 0 to 255, without leading zeros"
+    require(not is_address or _is_ipv4(host), url, Code.URL, "a host name or an IP address", hint)
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        return bool(IPv4Address(host))
+    except ValueError:
+        return False
 
 
 def _is_http_url(url: str) -> bool:

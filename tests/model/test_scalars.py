@@ -255,7 +255,7 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
     (parse_artifact_url, Code.URL, [f"http://{each}/k" for each in ("a:", "a:080", "a)b", "a,b", "*", "[::1]:")]),
     (parse_artifact_url, Code.URL, [f"oci://{each}/a@sha256:{SHA}" for each in ("10.0.0.256", "a:0", "a:65536")]),
     (parse_base_url, Code.URL, ["http://boot.test/%zz", "http://10.0.0.256", "http://boot.test:"]),
-    (parse_bmc_address, Code.URL, ["https://10.0.0.256", "ipmi://10.0.0.256", "https://[fe80::1%25eth0]/%zz"]),
+    (parse_bmc_address, Code.URL, ["https://10.0.0.25:", "https://[v1.x]", "https://[fe80::1%25eth0]/%zz"]),
     (
         parse_artifact_url,
         Code.OCI_TAG,
