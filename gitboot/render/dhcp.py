@@ -406,9 +406,9 @@ def _render_dnsmasq_loaders(decisions: Decisions) -> Iterator[str]:
     for mirror, comment, site_tag in _list_site_tags(decisions):
         yield comment
         if ipxe:
-            script = _quote_url(mirror.url("boot.ipxe"))
-            yield f"dhcp-boot={site_tag}tag:gitboot_ipxe,{script}"
-            yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{script}"
+            script = mirror.url("boot.ipxe")
+            yield _render_url_option(f"dhcp-boot={site_tag}tag:gitboot_ipxe", script)
+            yield f"dhcp-option={site_tag}tag:gitboot_ipxe,option6:bootfile-url,{_quote_url(script)}"
         for loader, tag in _list_loader_tags(requested):
             for offer in list_loader_offers(decisions, loader):
                 tags = f"{site_tag}{firmware}{tag}tag:gitboot_{offer.client.name}"
@@ -419,14 +419,23 @@ def _render_loader_lines(offer: LoaderOffer, mirror: Mirror, tags: str) -> Itera
     client, path = offer.client, offer.path
     tftp_server = f",,{mirror.ipv4}" if mirror.ipv4 else ""
     if client.http:
-        yield f"dhcp-boot={tags},{_quote_url(mirror.loader_url(path))}"
+        yield _render_url_option(f"dhcp-boot={tags}", mirror.loader_url(path))
     else:
         yield f"dhcp-boot={tags},{path}{tftp_server}"
     if client.ipv6:
         url = mirror.loader_url(path) if client.http else mirror.tftp_url(path)
         yield f"dhcp-option={tags},option6:bootfile-url,{_quote_url(url)}"
     if offer.loader is Output.PXELINUX:
-        yield f"dhcp-option-force={tags},210,{_quote_url(mirror.url(''))}"
+        yield _render_url_option(f"dhcp-option-force={tags},210", mirror.url(""))
+
+
+LONGEST_OPTION: Final = 255  # dnsmasq does not split options of DHCPv4 (RFC 2132, 2)
+
+
+def _render_url_option(setting: str, url: str) -> str:
+    if len(url) > LONGEST_OPTION:
+        return f"# Omitted, because dnsmasq can send at most {LONGEST_OPTION} characters in a DHCPv4 option: {url}"
+    return f"{setting},{_quote_url(url)}"
 
 
 @lru_cache(maxsize=1)  # cached, because most commits do not change interfaces

@@ -144,6 +144,9 @@ FLEETS = {
     "a URL of everything that a URL may hold": lambda: decided(
         make_300_servers()[:3], baseURL="http://boot.test:8080/a,b/c;d/e%20f/~g/$h/*/!/(i)/[j]/@" + "k" * 100
     ),
+    "a URL that is longer than an option of DHCPv4": lambda: decided(
+        [], baseURL=f"http://boot.test/{'a' * 240}", outputs=["pxelinux", "dhcp-dnsmasq", "dhcp-kea"]
+    ),
 }
 
 
@@ -414,6 +417,14 @@ def test_a_proxy_names_only_urls_that_its_answer_has_room_for() -> None:
     assert not [
         line for line in render_proxy(baseURL=f"{fitting}a") if "boot.ipxe" in line and not line.startswith("# ")
     ]
+
+
+def test_dnsmasq_names_only_urls_that_an_option_of_dhcpv4_has_room_for() -> None:
+    base = f"http://boot.test/{'a' * (255 - len('http://boot.test//boot.ipxe'))}"
+    for url, is_named in ((base, True), (f"{base}a", False)):
+        lines = render_configuration(decided([], baseURL=url))["dnsmasq.conf"].splitlines()
+        assert (f'dhcp-boot=tag:gitboot_ipxe,"{url}/boot.ipxe"' in lines) is is_named
+        assert f'dhcp-option=tag:gitboot_ipxe,option6:bootfile-url,"{url}/boot.ipxe"' in lines
 
 
 def test_a_proxy_does_not_name_pxelinux_because_it_cannot_send_its_path() -> None:
