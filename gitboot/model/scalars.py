@@ -569,6 +569,7 @@ def parse_bmc_address(value: object) -> str:
 _URL_TEXT: Final = re.compile(r"[!-~]+")
 
 
+_SCHEME: Final = re.compile(r"\A[A-Za-z][A-Za-z0-9+.-]*:")
 # A host name has the labels that DNS allows. An empty port or a leading zero gives iPXE another port (core/uri.c,
 # uri_port).
 _HOST_AND_PORT: Final = re.compile(
@@ -582,6 +583,7 @@ def _parse_url_text(value: object) -> str:
     url = text(value)
     is_plain = _URL_TEXT.fullmatch(url) and set("\"'<>\\^`{|}").isdisjoint(url)
     require(is_plain, url, Code.URL, "a URL in plain ASCII", "percent-encode spaces, quotes and non-ASCII characters")
+    url = _SCHEME.sub(lambda match: match[0].lower(), url)  # equivalent (RFC 3986, 6.2.2.1); iPXE needs lower case
     try:
         parts = urlsplit(url)
         _check_authority(parts.netloc.rpartition("@")[2])

@@ -128,6 +128,8 @@ def test_a_value_in_its_normal_form_stays_unchanged(parse: Callable[[object], An
         (parse_network, "FD00::/8", "fd00::/8"),
         (parse_base_url, "http://boot.test/", "http://boot.test"),
         (parse_base_url, "https://boot.test/a//", "https://boot.test/a"),
+        (parse_base_url, "HTTPS://Boot.test/A", "https://Boot.test/A"),
+        (parse_artifact_url, "Http://Mirror.test/A", "http://Mirror.test/A"),
         (parse_instant, "2026-11-20T22:00:00Z", datetime(2026, 11, 20, 22, tzinfo=UTC)),
         (parse_instant, "2026-11-20t22:00z", datetime(2026, 11, 20, 22, tzinfo=UTC)),
         (parse_instant, "2026-11-20T23:00:01+01:00", datetime(2026, 11, 20, 22, 0, 1, tzinfo=UTC)),
