@@ -499,9 +499,9 @@ def parse_artifact_url(value: object) -> ArtifactUrl:
     _require_shared_host(url)
     oci = OCI.fullmatch(url)
     if url.startswith("assets:"):
-        is_below = {"", ".", ".."}.isdisjoint(url.removeprefix("assets:").split("/"))
+        is_below = "#" not in url and {"", ".", ".."}.isdisjoint(url.removeprefix("assets:").split("/"))
         return ArtifactUrl(
-            require(is_below, url, Code.URL, "a path below the base URL", "write assets:DIR/FILE, without '..'")
+            require(is_below, url, Code.URL, "a path below the base URL", "write assets:DIR/FILE, without '..' and '#'")
         )
     if oci is None:
         hint = "write assets:PATH, http(s)://HOST/PATH or oci://HOST/NAME@sha256:DIGEST"

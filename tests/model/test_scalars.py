@@ -251,7 +251,7 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
         [f"oci://@sha256:{SHA}", f"oci:///a/b@sha256:{SHA}", f"oci://registry.test/a@sha256:{SHA[1:]}"],
     ),
     (parse_artifact_url, Code.URL, [f"http://mirror.test/{each}" for each in ("%zz", "a%", "a%4", "a%00", "a?b=%z")]),
-    (parse_artifact_url, Code.URL, ["assets:%zz", "http://mirror.test/a.zip#%zz"]),
+    (parse_artifact_url, Code.URL, ["assets:%zz", "assets:a#b", "assets:a.zip#b", "http://mirror.test/a.zip#%zz"]),
     (parse_artifact_url, Code.URL, [f"http://{each}/k" for each in ("256.1.1.1", "1.2.3", "010.1.1.1", "1.2.3.4.5")]),
     (parse_artifact_url, Code.URL, [f"http://{each}/k" for each in ("[v1.x]", "[::1]x", "[fe80::1]%a", "[10.0.0.1]")]),
     (parse_artifact_url, Code.URL, [f"http://{each}/k" for each in ("a:", "a:080", "a)b", "a,b", "*", "[::1]:")]),
