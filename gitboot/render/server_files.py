@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
+from urllib.parse import unquote
 
 from msgspec import Struct, field, structs
 
@@ -618,12 +619,12 @@ def _list_needed_files(file: File, boot: Boot, base_url: str | None) -> tuple[Ne
     text, needed = file.content.decode(), set[NeededFile]()
     if base_url is not None:
         prefixes = (f"{base_url}/assets/", f"{base_url}/o/")
-        for boot_file in boot.files.all():
-            path = boot_file.url.removeprefix(f"{base_url}/")
-            if boot_file.url.startswith(prefixes) and f"/{path}" in text:
-                needed.add(NeededFile(path, boot_file.size))
-        signatures = (url for url in boot.files.loader_signatures.values() if url.startswith(prefixes) and url in text)
-        needed |= {NeededFile(url.removeprefix(f"{base_url}/"), None) for url in signatures}
+        sizes = [(file.url, file.size) for file in boot.files.all()]
+        sizes += [(url, None) for url in boot.files.loader_signatures.values()]
+        for url, size in sizes:
+            path = url.removeprefix(f"{base_url}/")
+            if url.startswith(prefixes) and f"/{path}" in text:
+                needed.add(NeededFile(unquote(path.partition("?")[0]), size))
     if (data := boot.user_data) is not None and f"/{data.folder}/" in text:
         # cached, because the path of a file contains the digest of the file
         needed |= {NeededFile(f"{data.folder}/{name}", None) for name in data.files}

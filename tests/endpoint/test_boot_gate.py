@@ -728,6 +728,20 @@ def test_e7_no_boot_with_missing_files_is_served(here: Site, tmp_path: Path) -> 
         assert NETWORK_BOOT in get(url + ENTRY).text
 
 
+def test_e7_a_file_whose_url_is_encoded_is_found(here: Site, tmp_path: Path) -> None:
+    encoded = ONCE[2].replace("flatcar-1/kernel", "flatcar-1/a%20kernel?v=1")
+    assert encoded != ONCE[2]
+    here.publish(plan_fleet(*ONCE[:2], encoded, *ONCE[3:]), commit="2")
+    folder = tmp_path / "assets" / "flatcar-1"
+    folder.mkdir(parents=True)
+    (folder / "initrd").touch()
+    with here.serve(assets=tmp_path / "assets") as url:
+        assert "assets/flatcar-1/a kernel is missing (ArtifactMissing)" in get(url + ENTRY).text
+        (folder / "a kernel").touch()
+        assert "assets/flatcar-1/a%20kernel?v=1" in get(url + ENTRY).text
+        assert get(f"{url}/assets/flatcar-1/a%20kernel?v=1").status_code == 200
+
+
 def test_e7_no_boot_with_truncated_files_is_served(here: Site, tmp_path: Path) -> None:
     sized = ONCE[2].replace('kernel", sha256:', 'kernel", size: 5, sha256:')
     assert sized != ONCE[2]
