@@ -1,7 +1,7 @@
 """Kickstart user data: check sections, commands and their options, but not included files.
 
 Source: pykickstart's "Kickstart Documentation". gitboot does not use pykickstart itself, because pykickstart follows
-`%include`. gitboot does not check the values of options.
+`%include`. In the values of options, gitboot checks only numbers and fixed choices.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ from gitboot.text import find_similar
 
 # The arguments of each command. `1..2` is the permitted number of positional arguments, if the command accepts
 # positional arguments. The option `--name` has no value, `--name=` requires a value, and `--name=?` has an optional
-# value. `!` marks a required option. None: a release of the installer accepts all arguments, for example because it
-# ignores the command.
+# value. `--name=#` requires a whole number, and `--name=a,b` requires one of these values. `!` marks a required option.
+# None: a release of the installer accepts all arguments, for example because it ignores the command.
 COMMANDS: Final[Mapping[str, str | None]] = {
     "auth": None,
     "authconfig": None,
     "authselect": None,
     "autopart": (
         "0..0 --backuppassphrase --cipher= --encrypted --escrowcert= --fstype= --hibernation --hw-passphrase= "
-        "--luks-version= --noboot --nohome --nolvm --noswap --passphrase= --pbkdf= --pbkdf-iterations= "
-        "--pbkdf-memory= --pbkdf-time= --type="
+        "--luks-version= --noboot --nohome --nolvm --noswap --passphrase= --pbkdf= --pbkdf-iterations=# "
+        "--pbkdf-memory=# --pbkdf-time=# --type="
     ),
     "autostep": None,
     "bootc": "0..0 --bootloader= --composefs --source-imgref=! --stateroot= --target-imgref=",
     "bootloader": (
         "0..0 --append= --boot-drive= --default= --disabled --driveorder= --extlinux --iscrypted --lba32 "
-        "--leavebootorder --location= --md5pass= --nombr --password= --sdboot --timeout= --upgrade"
+        "--leavebootorder --location=mbr,partition,none,boot --md5pass= --nombr --password= --sdboot --timeout=# "
+        "--upgrade"
     ),
     "btrfs": None,
     "cdrom": "0..0",
@@ -51,14 +52,14 @@ COMMANDS: Final[Mapping[str, str | None]] = {
     ),
     "firstboot": "0..0 --disable --disabled --enable --enabled --reconfig",
     "graphical": "0..0 --non-interactive",
-    "group": "0..0 --gid= --name=!",
+    "group": "0..0 --gid=# --name=!",
     "halt": "0..0 --eject --kexec",
     "harddrive": "0..0 --biospart= --dir=! --partition=",
     "hmc": "0..0",
     "ignoredisk": "0..0 --drives= --interactive --only-use=",
     "install": None,
     "interactive": "0..0",
-    "iscsi": "0..0 --iface= --ipaddr=! --password= --port= --reverse-password= --reverse-user= --target= --user=",
+    "iscsi": "0..0 --iface= --ipaddr=! --password= --port=# --reverse-password= --reverse-user= --target= --user=",
     "iscsiname": "1..1",
     "key": "--skip",
     "keyboard": "0..1 --switch= --vckeymap= --xlayouts=",
@@ -66,23 +67,23 @@ COMMANDS: Final[Mapping[str, str | None]] = {
     "liveimg": "0..0 --checksum= --noverifyssl --proxy= --url=!",
     "logging": "0..0 --host= --level= --port=",
     "logvol": (
-        "1..1 --backuppassphrase --bytes-per-inode= --cachemode= --cachepvs= --cachesize= --chunksize= --cipher= "
+        "1..1 --backuppassphrase --bytes-per-inode= --cachemode= --cachepvs= --cachesize=# --chunksize=# --cipher= "
         "--encrypted --escrowcert= --fsoptions= --fsprofile= --fstype= --grow --hibernation --label= --luks-version= "
-        "--maxsize= --metadatasize= --mkfsoptions= --name=! --noformat --passphrase= --pbkdf= "
-        "--pbkdf-iterations= --pbkdf-memory= --pbkdf-time= --percent= --poolname= --profile= --recommended "
-        "--resize --size= --thin --thinpool --useexisting --vgname=!"
+        "--maxsize=# --metadatasize=# --mkfsoptions= --name=! --noformat --passphrase= --pbkdf= "
+        "--pbkdf-iterations=# --pbkdf-memory=# --pbkdf-time=# --percent=# --poolname= --profile= --recommended "
+        "--resize --size=# --thin --thinpool --useexisting --vgname=!"
     ),
     "mediacheck": "0..0",
     "module": None,
     "monitor": None,
-    "mount": "1..2 --mkfsoptions= --mountoptions= --reformat=?",
+    "mount": "2..2 --mkfsoptions= --mountoptions= --reformat=?",
     "multipath": None,
     "network": (
-        "0..0 --activate --bindto= --bondopts= --bondslaves= --bootproto= --bridgeopts= --bridgeslaves= --device= "
-        "--dhcpclass= --essid= --ethtool= --gateway= --hostname= --interfacename= --ip= --ipv4-dns-search= "
-        "--ipv4-ignore-auto-dns --ipv6= --ipv6-dns-search= --ipv6-ignore-auto-dns --ipv6gateway= --mtu= "
-        "--nameserver= --netmask= --no-activate --nodefroute --nodns --noipv4 --noipv6 --notksdevice "
-        "--onboot= --teamconfig= --teamslaves= --vlanid= --wepkey= --wpakey="
+        "0..0 --activate --bindto=mac --bondopts= --bondslaves= --bootproto=dhcp,bootp,static,query,ibft "
+        "--bridgeopts= --bridgeslaves= --device= --dhcpclass= --essid= --ethtool= --gateway= --hostname= "
+        "--interfacename= --ip= --ipv4-dns-search= --ipv4-ignore-auto-dns --ipv6= --ipv6-dns-search= "
+        "--ipv6-ignore-auto-dns --ipv6gateway= --mtu= --nameserver= --netmask= --no-activate --nodefroute --nodns "
+        "--noipv4 --noipv6 --notksdevice --onboot= --teamconfig= --teamslaves= --vlanid= --wepkey= --wpakey="
     ),
     "nfs": "0..0 --dir=! --opts= --server=!",
     "nvdimm": None,
@@ -91,28 +92,31 @@ COMMANDS: Final[Mapping[str, str | None]] = {
     "part": (
         "1..1 --active --asprimary --backuppassphrase --bytes-per-inode= --cipher= --encrypted --end= "
         "--escrowcert= --fsoptions= --fsprofile= --fstype= --grow --hibernation --hw-passphrase= --label= "
-        "--luks-version= --maxsize= --mkfsoptions= --noformat --onbiosdisk= --ondisk= --ondrive= --onpart= "
-        "--passphrase= --pbkdf= --pbkdf-iterations= --pbkdf-memory= --pbkdf-time= --recommended --resize "
-        "--size= --start= --type= --usepart="
+        "--luks-version= --maxsize=# --mkfsoptions= --noformat --onbiosdisk= --ondisk= --ondrive= --onpart= "
+        "--passphrase= --pbkdf= --pbkdf-iterations=# --pbkdf-memory=# --pbkdf-time=# --recommended --resize "
+        "--size=# --start= --type= --usepart="
     ),
     "partition": (
         "1..1 --active --asprimary --backuppassphrase --bytes-per-inode= --cipher= --encrypted --end= "
         "--escrowcert= --fsoptions= --fsprofile= --fstype= --grow --hibernation --hw-passphrase= --label= "
-        "--luks-version= --maxsize= --mkfsoptions= --noformat --onbiosdisk= --ondisk= --ondrive= --onpart= "
-        "--passphrase= --pbkdf= --pbkdf-iterations= --pbkdf-memory= --pbkdf-time= --recommended --resize "
-        "--size= --start= --type= --usepart="
+        "--luks-version= --maxsize=# --mkfsoptions= --noformat --onbiosdisk= --ondisk= --ondrive= --onpart= "
+        "--passphrase= --pbkdf= --pbkdf-iterations=# --pbkdf-memory=# --pbkdf-time=# --recommended --resize "
+        "--size=# --start= --type= --usepart="
     ),
     "poweroff": "0..0 --eject --kexec",
     "raid": (
-        "1.. --backuppassphrase --bytes-per-inode= --chunksize= --cipher= --device=! --encrypted --escrowcert= "
+        "1.. --backuppassphrase --bytes-per-inode= --chunksize=# --cipher= --device=! --encrypted --escrowcert= "
         "--fsoptions= --fsprofile= --fstype= --label= --level= --luks-version= --mkfsoptions= --noformat "
-        "--passphrase= --pbkdf= --pbkdf-iterations= --pbkdf-memory= --pbkdf-time= --spares= --useexisting"
+        "--passphrase= --pbkdf= --pbkdf-iterations=# --pbkdf-memory=# --pbkdf-time=# --spares=# --useexisting"
     ),
     "rdp": "0..0 --password= --username=",
-    "realm": None,
+    "realm": (
+        "2..2 --client-software= --computer-ou= --membership-software= --no-password --one-time-password= "
+        "--server-software="
+    ),
     "reboot": "0..0 --eject --kexec",
     "repo": (
-        "0..0 --baseurl= --cost= --excludepkgs= --ignoregroups= --includepkgs= --install --metalink= --mirrorlist= "
+        "0..0 --baseurl= --cost=# --excludepkgs= --ignoregroups= --includepkgs= --install --metalink= --mirrorlist= "
         "--name=! --noverifyssl --proxy= --sslcacert= --sslclientcert= --sslclientkey="
     ),
     "reqpart": "0..0 --add-boot",
@@ -126,9 +130,9 @@ COMMANDS: Final[Mapping[str, str | None]] = {
     "services": "0..0 --disabled= --enabled=",
     "shutdown": "0..0 --eject --kexec",
     "skipx": "0..0",
-    "snapshot": "--name=! --when=!",
+    "snapshot": "1..1 --name=! --when=!",
     "sshkey": "1..1 --username=!",
-    "sshpw": "--iscrypted --lock --plaintext --sshkey --username=!",
+    "sshpw": "1.. --iscrypted --lock --plaintext --sshkey --username=!",
     "stratisfs": "1..1 --grow --maxsize= --name=! --poolname=! --size= --useexisting",
     "stratispool": "1.. --encrypted --overprovisioning --passphrase= --useexisting",
     "syspurpose": "0..0 --addon= --role= --sla= --usage=",
@@ -140,10 +144,11 @@ COMMANDS: Final[Mapping[str, str | None]] = {
     "upgrade": None,
     "url": ("--metalink= --mirrorlist= --noverifyssl --proxy= --sslcacert= --sslclientcert= --sslclientkey= --url="),
     "user": (
-        "0..0 --gecos= --gid= --groups= --homedir= --iscrypted --lock --name=! --password= --plaintext --shell= --uid="
+        "0..0 --gecos= --gid=# --groups= --homedir= --iscrypted --lock --name=! --password= --plaintext --shell= "
+        "--uid=#"
     ),
     "vnc": None,
-    "volgroup": "1.. --noformat --pesize= --reserved-percent= --reserved-space= --useexisting",
+    "volgroup": "1.. --noformat --pesize=# --reserved-percent=# --reserved-space=# --useexisting",
     "xconfig": "0..0 --defaultdesktop= --depth= --driver= --resolution= --startxonboot --videoram=",
     "zerombr": "0..0",
     "zfcp": "0..0 --devnum=! --fcplun= --scsiid= --scsilun= --wwpn=",
@@ -154,7 +159,7 @@ COMMANDS: Final[Mapping[str, str | None]] = {
 _SCRIPT: Final = "0..0 --erroronfail --interpreter= --log= --logfile="
 _PACKAGES: Final = (
     "0..0 --default --excludedocs --excludeWeakdeps --exclude-weakdeps --ignorebroken --ignoremissing --inst-langs= "
-    "--instLangs= --multilib --nobase --nocore --retries= --timeout="
+    "--instLangs= --multilib --nobase --nocore --retries=# --timeout=#"
 )
 # The arguments of each section, in the same format as `COMMANDS`.
 _SECTIONS: Final[dict[str, str | None]] = {
@@ -168,17 +173,73 @@ _SECTIONS: Final[dict[str, str | None]] = {
     "%pre-install": _SCRIPT,
     "%traceback": _SCRIPT,
 }
+# The arguments that depend on each other. `a|b` requires one of the arguments, `a^b` permits only one of them, and
+# `a>b|c` requires b or c with a. `*` is a positional argument above the minimum in `COMMANDS`.
+_FORMAT_RULES: Final = "--mkfsoptions^--noformat --mkfsoptions^--fsprofile --pbkdf-iterations^--pbkdf-time"
+_PARTITION_RULES: Final = f"{_FORMAT_RULES} --resize>--onpart|--usepart --resize>--size"
+_MEMBER_RULES: Final = "*|--noformat|--useexisting *^--noformat *^--useexisting"
+_ARGUMENT_RULES: Final[Mapping[str, str]] = {
+    "%certificate": "--dir|--type",
+    "%packages": "--default^--nocore",
+    "autopart": "--hibernation^--noswap --pbkdf-iterations^--pbkdf-time",
+    "bootloader": "--extlinux^--sdboot",
+    "driverdisk": "*|--biospart|--source *^--biospart^--source",
+    "eula": "--accept|--accepted|--agree|--agreed",
+    "harddrive": "--dir>--biospart|--partition --biospart^--partition",
+    "ignoredisk": "--drives|--interactive|--only-use --drives^--only-use",
+    "keyboard": "*|--vckeymap|--xlayouts",
+    "logging": "--port>--host",
+    "logvol": (
+        f"{_FORMAT_RULES} --hibernation|--noformat|--percent|--recommended|--size|--useexisting --percent^--size "
+        "--resize>--size --resize>--noformat|--useexisting --thin^--thinpool --thin>--poolname "
+        "--chunksize>--thinpool --metadatasize>--thinpool --cachesize>--cachepvs --cachepvs>--cachesize"
+    ),
+    "mount": "--mkfsoptions>--reformat",
+    "network": "--bridgeopts>--bridgeslaves",
+    "part": _PARTITION_RULES,
+    "partition": _PARTITION_RULES,
+    "raid": f"{_FORMAT_RULES} {_MEMBER_RULES} --level|--noformat|--useexisting",
+    "repo": "--baseurl^--metalink^--mirrorlist",
+    "rescue": "--nomount^--romount",
+    "rootpw": "*|--lock",
+    "services": "--disabled|--enabled",
+    "timesource": "--ntp-disable|--ntp-pool|--ntp-server --ntp-disable^--ntp-pool^--ntp-server",
+    "timezone": "*|--isUtc|--nontp|--ntpservers|--utc --nontp^--ntpservers",
+    "url": "--metalink|--mirrorlist|--url --metalink^--mirrorlist^--url",
+    "volgroup": _MEMBER_RULES,
+    "zfcp": "--wwpn>--fcplun --fcplun>--wwpn",
+}
+_LAYOUT: Final = ("logvol", "part", "partition", "raid", "reqpart", "volgroup")
+# For each command, the commands that cannot come before it.
+_CONFLICTS: Final[Mapping[str, tuple[str, ...]]] = {
+    **dict.fromkeys(_LAYOUT, ("autopart", "mount")),
+    "autopart": ("mount", *_LAYOUT),
+    "mount": ("autopart", *_LAYOUT),
+    "bootc": ("ostreecontainer", "ostreesetup"),
+    "ostreecontainer": ("bootc", "ostreesetup"),
+    "ostreesetup": ("bootc",),
+    "realm": ("realm",),
+}
 
 
 def check_kickstart(text: str) -> None:
     """Raise `Malformed` if the installer would stop with an error in this Kickstart file."""
     lines = _number_lines(text)
+    first_lines: dict[str, int] = {}  # of each command
     for number, line in lines:
         if (fault := _find_line_fault(line)) is not None:
             raise _make_fault(number, *fault)
         word = _find_first_word(line)
         if word in _SECTIONS:
             _check_section(word, number, lines)
+        for other in _CONFLICTS.get(word, ()):
+            if other in first_lines:
+                raise _make_fault(
+                    number,
+                    f"{word} and the {other} of line {first_lines[other]} exclude each other",
+                    "remove one of the two commands",
+                )
+        first_lines.setdefault(word, number)
 
 
 def _number_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -295,14 +356,6 @@ def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | N
     """Return the fault in the arguments of a command or a section, or None if they are correct."""
     try:
         values, others = _make_parser(options).parse_known_args(words)
-        if name == "%certificate" and not (values.dir or values.type):
-            raise _OptionFault("the option --dir or --type is missing")
-        if name == "%packages":
-            if values.default and values.nocore:
-                raise _OptionFault("--default and --nocore exclude each other")
-            for option, value in (("timeout", values.timeout), ("retries", values.retries)):
-                if value is not None and not value.strip().lstrip("+-").isdecimal():
-                    raise _OptionFault(f"--{option} needs a number")
     except _OptionFault as fault:
         return str(fault)
     unknown = next((word for word in others if word.startswith("-") and word.strip("-")), None)
@@ -312,7 +365,24 @@ def _find_option_fault(name: str, options: str, words: Iterable[str]) -> str | N
     minimum, maximum = counts.groups() if counts is not None else ("0", "")
     if maximum and len(others) > int(maximum):
         return f"{quote_value(others[int(maximum)])} is an extra argument"
-    return "an argument is missing" if len(others) < int(minimum) else None
+    if len(others) < int(minimum):
+        return "an argument is missing"
+    given = {f"--{option.replace('_', '-')}": value for option, value in vars(values).items()}
+    return _find_broken_rule(name, given | {"*": others[int(minimum) :]})
+
+
+def _find_broken_rule(command: str, given: Mapping[str, object]) -> str | None:
+    """Return the message about a rule in `_ARGUMENT_RULES` that the arguments break, or None."""
+    for rule in _ARGUMENT_RULES.get(command, "").split():
+        condition, _, arguments = rule.rpartition(">")
+        names = re.split(r"[|^]", arguments)
+        used = [name for name in names if given[name] or (condition and given[name] is not None)]
+        if "^" in rule:
+            if len(used) > 1:
+                return f"{used[0]} and {used[1]} exclude each other".replace("*", "an argument")
+        elif not used and (not condition or given[condition]):
+            return f"{condition or command} needs {' or '.join(names)}".replace("*", "an argument")
+    return None
 
 
 class _OptionFault(Exception):
@@ -333,8 +403,12 @@ def _make_parser(options: str) -> _OptionParser:
         if ".." in option:
             continue
         name, _, form = option.rstrip("!").partition("=")
+        required = option.endswith("!")
         if "=" not in option:
-            parser.add_argument(name, action="store_true", required=option.endswith("!"))
+            parser.add_argument(name, action="store_true", default=None, required=required)
+        elif form == "?":
+            parser.add_argument(name, nargs="?", const=True, required=required)
         else:
-            parser.add_argument(name, nargs="?" if form else None, required=option.endswith("!"))
+            choices = form.split(",") if form not in ("", "#") else None
+            parser.add_argument(name, type=int if form == "#" else str, choices=choices, required=required)
     return parser
