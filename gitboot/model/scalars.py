@@ -427,7 +427,7 @@ def parse_boolean(value: object) -> bool:
     return require_match(value, _BOOLEAN, Code.BOOLEAN, "true or false", "write `true` or `false`") == "true"
 
 
-INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-]\d\d:\d\d)")
+INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d(?::\d\d)?(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)")
 
 
 def parse_instant(value: object) -> datetime:

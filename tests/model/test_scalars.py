@@ -267,6 +267,7 @@ REFUSED: list[tuple[Callable[[object], Any], Code, list[str]]] = [
     (parse_instant, Code.INSTANT, ["2026-02-29T00:00:00Z", "2026-11-20T24:00:01Z", "2026-13-01T00:00:00Z"]),
     (parse_instant, Code.INSTANT, ["2026-11-20T22:00:00.5Z", "2026-11-20T22:00:00+0100", "2026-11-20T22:00:00+25:00"]),
     (parse_instant, Code.INSTANT, ["0001-01-01T00:00:00+01:00", "9999-12-31T23:59:59-01:00", "٢٠٢٦-11-20T22:00:00Z"]),
+    (parse_instant, Code.INSTANT, ["2026-11-20T22:00:00+01:60", "2026-11-20T22:00-01:99", "2026-11-20T22:00:00+24:00"]),
     (parse_file_path, Code.EMPTY, [""]),
     (parse_file_path, Code.FILE_PATH, ["/", "/etc/passwd", "a/", "./a", "a/../b", "..", ".", "a//b", "a\\b"]),
     (parse_kernel_argument, Code.EMPTY, [""]),
