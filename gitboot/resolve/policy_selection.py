@@ -80,15 +80,16 @@ def build_pools(repository: FleetRepository) -> tuple[dict[str, Pool], list[Prob
         while (parent := repository.policies[chain[-1]].spec.inherits) is not None and parent not in chain:
             chain.append(parent)
         if parent is not None:
-            problems.append(
-                repository.build_problem(
-                    Code.CYCLE,
-                    f"BootPolicy/{name} inherits from itself",
-                    policy,
-                    *("spec", "inherits"),
-                    hint="remove `inherits` from one of the policies",
+            if parent == name:  # otherwise, the policy inherits from a circle that does not contain it
+                problems.append(
+                    repository.build_problem(
+                        Code.CYCLE,
+                        f"BootPolicy/{name} inherits from itself",
+                        policy,
+                        *("spec", "inherits"),
+                        hint="remove `inherits` from one of the policies",
+                    )
                 )
-            )
             continue
         chain.reverse()
         specs = [repository.policies[each].spec for each in chain]

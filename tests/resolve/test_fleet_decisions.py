@@ -593,6 +593,11 @@ NEXT_YEAR = maintenance("repair", "2027-01-01T00:00 2027-01-02T00:00", boots="br
             make_policy_fleet(policy("a", spec="inherits: b"), policy("b", spec="inherits: a")),
             ["GB2005"] * 2,
         ),
+        (
+            "a policy outside of the circle inherits from it",
+            make_policy_fleet(*(policy(name, spec=f"inherits: {parent}") for name, parent in ("ab", "bc", "cb"))),
+            ["GB2005"] * 2,
+        ),
         ("no parent to inherit from", make_policy_fleet(document("BootPolicy", "a", "select: All")), ["GB2006"]),
         (
             "a parent has neither",
