@@ -33,6 +33,7 @@ _DURATION: Final = re.compile(
     r"(?:(?P<seconds>\d+)s)?",
     re.ASCII,
 )
+_TAG_PREFIX: Final = re.compile("[vV](?=[0-9])")  # as in v1.10.0
 _VERSION_PART: Final = re.compile(r"[0-9]+|~|[^0-9.~]+")
 _PRERELEASE: Final = frozenset(
     ("alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test", "canary", "milestone", "unstable")
@@ -186,10 +187,12 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
 
     The key compares the numbers between dots (3602.2.3 < 3815.0), and sorts other text before numbers. Prereleases such
     as 1.2-rc1 sort before the release, and so do versions with a tilde such as 1.2~bpo1 (deb-version(7)). The key
-    compares numbers of equal length as text, because `int` rejects very long numbers.
+    ignores the v of a tag such as v1.2. It compares numbers of equal length as text, because `int` rejects very long
+    numbers.
     """
     key = []
-    for part in _VERSION_PART.findall(version):
+    start = 1 if _TAG_PREFIX.match(version) else 0
+    for part in _VERSION_PART.findall(version, start):
         if part[0] in "0123456789":
             digits = part.lstrip("0")
             key.append((1, len(digits), digits))

@@ -269,6 +269,16 @@ def test_a_redacted_url_that_is_not_a_path_has_no_part_of_a_login(url: str, show
         ["1.0~~", "1.0~", "1.0", "1.0+git1"],
         ["20230607~bpo11+1", "20230607", "20230607+deb12u4", "20230607+deb12u12"],
         ["1.10.0-alpha.3", "1.10.0-beta.0", "1.10.0-rc.0", "1.10.0", "1.10.1-alpha.0"],  # Talos
+        ["v1.8.3", "1.9", "v1.9.0-beta.0", "v1.9.0", "V1.10", "v2"],  # tags of Talos, and semver.NewVersion
+        ["v", "version", "0"],
+        [
+            "4.9.0",
+            "4.22.0-rc.0",
+            "4.22.0",
+            "9.6.20260210-0",
+            "48.84.202208021106-0",
+            "418.94.202511191518-0",
+        ],  # OpenShift
     ],
 )
 def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
