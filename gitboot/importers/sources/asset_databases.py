@@ -99,6 +99,11 @@ def _read_device(
         for key in ("site", "rack", "role")
         if (slug := as_text(get_nested(device, key, "slug")) or as_text(get_nested(device, key, "name")))
     }
+    bmc_addresses = [parse_address(get_nested(device, "oob_ip", "address"))]
+    for interface in interfaces:
+        if interface.get("mgmt_only"):
+            bmc_addresses += _list_netbox_addresses(interface, addresses)
+    bmc_hosts = sorted({address.partition("/")[0] for address in bmc_addresses if address})
     custom = as_mapping(device.get("custom_fields"))
     uuid, uuid_remarks = read_uuid(as_text(custom.get("uuid")) or as_text(custom.get("system_uuid")))
     return ImportedMachine(
@@ -111,6 +116,13 @@ def _read_device(
             remark_kept(f"device {device['name']}, but not its boot, which the source does not contain"),
             *reader.remarks,
             *uuid_remarks,
+            *remark_if(
+                bmc_hosts,
+                remark_lost(
+                    f"the BMC at {', '.join(bmc_hosts)} was left out, because the source does not contain its "
+                    "protocol: add the BMC by hand"
+                ),
+            ),
             *remark_if(
                 not reader.nics and not reader.remarks,
                 remark_missing(

@@ -194,3 +194,27 @@ def test_netbox_gives_an_interface_only_its_own_addresses() -> None:
         {f"{at}.json": json.dumps(each) for at, each in enumerate((devices, interfaces, addresses))}
     )
     assert [nic.addresses for machine in inventory.machines for nic in machine.nics] == [("10.0.0.1/24",)]
+
+
+@pytest.mark.parametrize(
+    ("device", "interface"),
+    [
+        ({"oob_ip": {"id": 3, "address": "10.9.0.13/24"}}, {}),
+        ({}, {"name": "iDRAC", "mgmt_only": True, "mac_address": B}),
+        ({"oob_ip": {"id": 3, "address": "10.9.0.13/24"}}, {"name": "iDRAC", "mgmt_only": True, "mac_address": B}),
+    ],
+)
+def test_finding_h10_a_bmc_of_netbox_is_in_the_report(device: dict[str, Any], interface: dict[str, Any]) -> None:
+    rows = [
+        {"id": 7, "name": "web01", "device_type": {"id": 1}, **device},
+        {"id": 9, "name": "eno1", "device": {"id": 7}, "mac_address": A},
+        {"id": 10, "name": "eno2", "device": {"id": 7}, "mac_address": None, **interface},
+        {"address": "10.9.0.13/24", "assigned_object_id": 10},
+    ]
+    inventory = read_netbox({"n.json": json.dumps(rows)})
+    (found,) = inventory.machines
+    assert [nic.name for nic in found.nics] == ["eno1"]
+    texts = [text for text in list_remarks(inventory) if "10.9.0.13" in text]
+    assert texts == [
+        "the BMC at 10.9.0.13 was left out, because the source does not contain its protocol: add the BMC by hand"
+    ]
