@@ -374,9 +374,13 @@ def _add_boot_mac(interfaces: list[_Interface], boot_mac: Any) -> tuple[_Interfa
 _PATTERN: Final = re.compile(r"[*?\[\]]")
 
 
+# The roles that State Management defines. BSS stores parameters for a role under its name.
+_ROLES: Final = ("Compute", "Service", "System", "Application", "Storage", "Management")
+
+
 def _is_node_name(host: str) -> bool:
     # BSS stores parameters for all nodes (Global), for nodes without parameters (Default), and for unknown nodes.
-    return host not in ("Default", "Global") and not host.startswith("Unknown-") and not _PATTERN.search(host)
+    return host not in ("Default", "Global", *_ROLES) and not host.startswith("Unknown-") and not _PATTERN.search(host)
 
 
 def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]:
@@ -435,7 +439,7 @@ def _list_remarks_on_source(configs: list[_Config], used: Collection[str | None]
                 yield remark_lost(
                     f"host pattern {host} does not select a node, because boot-service compares names exactly"
                 )
-            elif host != "Default" and not _is_node_name(host) and host != "*":
+            elif host not in ("Default", "*") and not _is_node_name(host) and (host not in _ROLES or boot not in used):
                 yield remark_lost(
                     f"the parameters for {host} are not specific to one node: select the nodes for the boot {boot} "
                     "with a BootPolicy"

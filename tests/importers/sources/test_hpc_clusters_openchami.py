@@ -109,6 +109,15 @@ def test_parameters_for_a_role_come_after_those_of_a_node_and_before_the_default
     assert {machine.name: kernels[machine.boot or ""] for machine in inventory.machines} == dict.fromkeys(ROLES, "b")
 
 
+def test_finding_h10_a_role_that_no_node_has_is_not_a_node() -> None:
+    for role in ("Compute", "Service", "System", "Application", "Storage", "Management"):
+        components = {"Components": [{"ID": "x0c0s0b0n0", "NID": 1, "Role": "Other"}]}
+        parameters = [{"hosts": [role], "kernel": KERNEL}]
+        inventory = read_openchami({"p.json": json.dumps(parameters), "s.json": json.dumps(components)})
+        assert [machine.name for machine in inventory.machines] == ["x0c0s0b0n0"]
+        assert any(f"the parameters for {role} are not specific to one node" in each.text for each in inventory.remarks)
+
+
 def test_finding_i2_boot_service_is_compared_without_its_legacy_api(tmp_path: Any) -> None:
     files = {"p.json": json.dumps([{"macs": [MAC], "kernel": KERNEL, "initrd": INITRD, "params": "quiet"}])}
     fleet = run_import(tmp_path, "openchami", *make_known_options(tmp_path), files=files)
