@@ -6,16 +6,22 @@ because Ignition ignores them.
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
+import io
 import json
 import posixpath
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any, Final
+from urllib.parse import unquote_to_bytes
 
-from gitboot.model.scalars import make_user_data_fault, quote_value
+from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
 
 # A field is a type, a list with one type, or a mapping of fields. The number is the minor version 3.x that added the
 # field.
@@ -109,6 +115,7 @@ _FIELDS: Final[Mapping[str, Any]] = {
     },
     "kernelArguments": ({"shouldExist": [str], "shouldNotExist": [str]}, 3),
 }
+_MAX_MINOR: Final = 6
 _KINDS: Final = {str: "a string", int: "a whole number", bool: "true or false"}
 _MAX_INTEGER: Final = 2**63
 # For each list, the field whose values must be unique in the list. Source: `config/v3_4/types/*.go`, the methods Key
@@ -155,7 +162,10 @@ _MEDIA_TYPE: Final = rf"(?:(?:application|audio|image|message|multipart|text|vid
 _PARAMETER: Final = rf';{_WORD}++=(?:{_WORD}++|"(?:[^"\\]|\\.)*")'
 _BASE64: Final = r"(?:[0-9A-Za-z+/]{4})*+(?:[0-9A-Za-z+/]{2}==|[0-9A-Za-z+/]{3}=)?"
 _URL_TEXT: Final = r"(?:[!$&'()*+,./:;=?@_~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*+"
-_DATA_URL: Final = re.compile(rf"data:(?:{_MEDIA_TYPE})?(?:{_PARAMETER})*(?:;base64,{_BASE64}|,{_URL_TEXT})", re.ASCII)
+_DATA_URL: Final = re.compile(
+    rf"data:(?:{_MEDIA_TYPE})?(?:{_PARAMETER})*(?:;base64,({_BASE64})|,({_URL_TEXT}))", re.ASCII
+)
+_MAX_CONTENT: Final = 32 * 1024 * 1024  # bytes; gitboot does not check compressed content that is larger
 _GUID: Final = re.compile(r"|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _MAX_PARTITION_LABEL: Final = 36
 _MAX_VOLUME_LABEL: Final = 47
@@ -170,6 +180,20 @@ _PINS: Final = ("tpm2", "tang", "sss")
 def check_ignition(format: str, text: str) -> None:
     """Raise `Malformed` if Ignition would reject the document."""
     minor = int(format.partition("/3.")[2])
+    config, version = _read_config(text, minor)
+    if version != f"3.{minor}.0":
+        raise make_user_data_fault(
+            f"the rendered Ignition document has version {quote_value(version)}, but the profile sets {format}",
+            f"set ignition.version to 3.{minor}.0, or correct the profile's userData.format",
+        )
+    for problem in _find_problems(config, minor):
+        raise make_user_data_fault(
+            f"the rendered Ignition document is invalid: {problem}", "correct the value in the template"
+        )
+
+
+def _read_config(text: str, minor: int) -> tuple[dict[str, Any], str]:
+    """Return a configuration and its version. Raises `Malformed`."""
     try:
         config = json.loads(text, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
@@ -190,16 +214,12 @@ def check_ignition(format: str, text: str) -> None:
             f"the rendered Ignition document has version {quote_value(version)}, which Ignition 3 rejects",
             "convert the document once with ign-converter, and commit the result",
         )
-    if version != f"3.{minor}.0":
-        raise make_user_data_fault(
-            f"the rendered Ignition document has version {quote_value(version)}, but the profile sets {format}",
-            f"set ignition.version to 3.{minor}.0, or correct the profile's userData.format",
-        )
+    return config, version
+
+
+def _find_problems(config: dict[str, Any], minor: int) -> Iterator[str]:
     known_config = _select_known_fields(config, _FIELDS, minor)
-    for problem in chain(_find_wrong_types(config, _FIELDS, minor, ""), _find_wrong_values(known_config, minor)):
-        raise make_user_data_fault(
-            f"the rendered Ignition document is invalid: {problem}", "correct the value in the template"
-        )
+    yield from chain(_find_wrong_types(config, _FIELDS, minor, ""), _find_wrong_values(known_config, minor))
 
 
 def _reject_constant(name: str) -> None:
@@ -301,6 +321,8 @@ def _find_wrong_settings(settings: dict[str, Any], minor: int) -> Iterator[str]:
         yield from _find_wrong_source("ignition", resource, minor, is_needed=True)
     replacement = (settings.get("config") or {}).get("replace")
     yield from _find_wrong_source("ignition.config.replace", replacement, minor)
+    for resource in (*merged, replacement or {}):
+        yield from _find_wrong_config(resource, minor)
     yield from _find_duplicates("ignition.config.merge", (resource.get("source") for resource in merged))
     yield from _find_duplicates("certificateAuthorities", (resource.get("source") for resource in authorities))
     yield from _find_duplicates("ignition.proxy.noProxy", _get_list(settings, "proxy", "noProxy"))
@@ -597,3 +619,48 @@ def _find_wrong_source(
             f"{path} has the hash {_describe(checksum)}, which is not sha256- or sha512- followed by a hexadecimal "
             "digest"
         )
+    try:
+        content = _decode_data_url(source, compression)
+    except (OSError, EOFError, zlib.error):
+        yield f"{path} has a data URL, whose content is not compressed with gzip"
+        return
+    if checksum is not None and content is not None:
+        function, _, digest = checksum.partition("-")
+        if hashlib.new(function, content).hexdigest() != digest.lower():
+            yield f"{path} has the hash {_describe(checksum)}, but the content of its data URL has another hash"
+
+
+def _decode_data_url(source: str, compression: str | None) -> bytes | None:
+    """Return the content of a data URL as Ignition hashes it: after decompression.
+
+    Return None for another URL, and for content that is too large. Raises: OSError, EOFError, zlib.error.
+    """
+    if (match := _DATA_URL.fullmatch(source)) is None:
+        return None
+    data = unquote_to_bytes(match[2]) if match[1] is None else base64.b64decode(match[1])
+    if compression != "gzip":
+        return data
+    if not data:
+        raise EOFError
+    content = gzip.GzipFile(fileobj=io.BytesIO(data)).read(_MAX_CONTENT + 1)
+    return content if len(content) <= _MAX_CONTENT else None
+
+
+def _find_wrong_config(resource: Mapping[str, Any], minor: int) -> Iterator[str]:
+    """Yield a message if Ignition would reject a configuration in a data URL.
+
+    The configuration can have another version. gitboot checks the values of the versions that gitboot supports.
+    """
+    content = _decode_data_url(resource.get("source") or "", resource.get("compression"))
+    if content is None:
+        return
+    try:
+        config, version = _read_config(content.decode(errors="replace"), minor)
+        supported = re.fullmatch(rf"3\.([0-{_MAX_MINOR}])\.0", version)
+        problem = next(_find_problems(config, int(supported[1])), None) if supported is not None else None
+    except Malformed as error:
+        problem = error.message
+    except RecursionError:
+        return  # each configuration contains another one
+    if problem is not None:
+        yield f"ignition.config has a data URL with an invalid configuration: {problem}"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import json
 import subprocess
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -252,6 +256,54 @@ def test_finding_p10_an_ignition_document_is_accepted_if_ignition_takes_it() -> 
     assert not is_accepted(config(5, storage={"luks": [{**VOLUME, "clevis": {"tpm2": True}}]}))
     assert is_accepted(config(5, storage={"luks": [VOLUME]}))
     assert not is_accepted(CLASH)  # Ignition rejects a file that is also a unit since 2.15
+
+
+def make_data_url(content: bytes) -> str:
+    return f"data:text/plain;base64,{base64.b64encode(content).decode()}"
+
+
+ZIPPED = make_data_url(gzip.compress(b"a b\n"))
+HASH = {"hash": f"sha256-{hashlib.sha256(b'a b').hexdigest()}"}
+OTHER_HASH = {"hash": f"sha512-{'0' * 128}"}
+ZIPPED_HASH = {"hash": f"sha512-{hashlib.sha512(b'a b' + bytes([10])).hexdigest().upper()}"}
+PERCENT_URL = f"data:,{quote(config(2))}"
+
+
+@for_each(
+    ("text", "accepted"),
+    [
+        (fetch(source="data:;k=v,a%20b", verification=HASH), True),
+        (fetch(source="data:,a+b", verification=HASH), False),
+        (fetch(source=make_data_url(b"a b"), verification=HASH), True),
+        (fetch(source=make_data_url(b"a b"), verification=OTHER_HASH), False),
+        (fetch(source="https://a.test/b", verification=OTHER_HASH), True),
+        (file(append=[{"source": "data:,a", "verification": HASH}]), False),
+        (make_volume(keyFile={"source": "data:,a", "verification": HASH}), False),
+        # the hash is of the decompressed content
+        (fetch(source=ZIPPED, compression="gzip", verification=ZIPPED_HASH), True),
+        (fetch(source=ZIPPED, compression="gzip", verification=OTHER_HASH), False),
+        (fetch(source=ZIPPED, compression="gzip"), True),
+        (fetch(source=ZIPPED[:-8], compression="gzip"), False),
+        (fetch(source="data:,a", compression="gzip"), False),
+        (fetch(source="data:,", compression="gzip"), False),
+        (make_merge_config(PERCENT_URL), True),
+        (make_merge_config(make_data_url(config(3).encode())), True),
+        (make_merge_config(make_data_url(config(9).encode())), True),  # a version that gitboot does not have
+        (make_merge_config(make_data_url(b'{"ignition": {"version": "2.2.0"}}')), False),
+        (make_merge_config(make_data_url(b"{")), False),
+        (make_merge_config(make_data_url(b"\xff")), False),
+        (make_merge_config("data:,"), False),
+        (make_merge_config(make_data_url(file(mode=-1).encode())), False),
+        (make_merge_config(make_data_url(make_merge_config("data:,a").encode())), False),
+    ],
+)
+def test_finding_p10_the_content_of_a_data_url_is_checked(text: str, accepted: bool) -> None:
+    assert is_accepted(text) == accepted
+
+
+def test_finding_p10_large_compressed_content_is_accepted_without_a_check() -> None:
+    zipped = make_data_url(gzip.compress(bytes(40_000_000)))
+    assert is_accepted(fetch(source=zipped, compression="gzip", verification=OTHER_HASH))
 
 
 def test_finding_p10_ignition_validate_agrees() -> None:
