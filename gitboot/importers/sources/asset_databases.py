@@ -411,6 +411,7 @@ def _read_foreman_interfaces(
     rows = as_mappings(host.get("interfaces")) or [{**host, "identifier": None, "type": "interface"}]
     bond_addresses: dict[str, tuple[str, ...]] = {}  # by the name of the member
     has_boot = any(row.get("provision") for row in rows)
+    boot_devices = {device for row in rows if row.get("provision") for device in _list_foreman_devices(row)}
     for row in sorted(rows, key=lambda row: str(row.get("type")) not in ("bond", "bridge")):
         interface_type, identifier = str(row.get("type") or "interface"), as_text(row.get("identifier"))
         label = identifier or as_text(row.get("mac"))
@@ -419,9 +420,7 @@ def _read_foreman_interfaces(
             bmc, bmc_remarks = _read_foreman_bmc(name, row)
             remarks += bmc_remarks
         elif interface_type in ("bond", "bridge"):
-            devices = row.get("attached_devices")
-            for device in devices.split(",") if isinstance(devices, str) else as_list(devices):
-                bond_addresses[str(device).strip()] = addresses
+            bond_addresses |= dict.fromkeys(_list_foreman_devices(row), addresses)
             remarks.append(remark_lost(f"interface {label} was left out, because it is of type {interface_type}"))
         elif row.get("virtual"):
             address_list = f" with {', '.join(addresses)}" if addresses else ""
@@ -432,7 +431,7 @@ def _read_foreman_interfaces(
                 f"interface {label}:",
                 name=identifier,
                 addresses=(*addresses, *bond_addresses.get(identifier or "", ())),
-                boot=not has_boot or bool(row.get("provision")),
+                boot=not has_boot or bool(row.get("provision")) or identifier in boot_devices,
             )
     if not as_mappings(host.get("interfaces")):
         remarks.append(
@@ -441,6 +440,12 @@ def _read_foreman_interfaces(
     if not any(nic.boot for nic in reader.nics):
         reader.nics = [structs.replace(nic, boot=True) for nic in reader.nics]
     return tuple(reader.nics), bmc, remarks
+
+
+def _list_foreman_devices(row: _Row) -> list[str]:
+    """Return the interfaces below a bond, a bridge or a VLAN."""
+    devices = row.get("attached_devices") or row.get("attached_to")
+    return [str(each).strip() for each in (devices.split(",") if isinstance(devices, str) else as_list(devices))]
 
 
 def _read_foreman_bmc(name: str, row: _Row) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:

@@ -218,3 +218,20 @@ def test_finding_h10_a_bmc_of_netbox_is_in_the_report(device: dict[str, Any], in
     assert texts == [
         "the BMC at 10.9.0.13 was left out, because the source does not contain its protocol: add the BMC by hand"
     ]
+
+
+@pytest.mark.parametrize(
+    "interface",
+    [
+        {"type": "bond", "identifier": "bond0", "attached_devices": ["eno1"]},
+        {"type": "bridge", "identifier": "br0", "attached_devices": "eno1, eno3"},
+        {"type": "interface", "identifier": "eno1.5", "virtual": True, "attached_to": "eno1"},
+    ],
+)
+def test_finding_h10_a_host_of_foreman_boots_from_the_interfaces_below_its_provisioning_interface(
+    interface: dict[str, Any],
+) -> None:
+    nics = [{"type": "interface", "identifier": name, "mac": mac} for name, mac in (("eno1", A), ("eno2", B))]
+    row = host(interfaces=[{"mac": A, "ip": "10.0.0.13", "provision": True, **interface}, *nics])
+    (found,) = read_foreman({"h.json": json.dumps(row)}).machines
+    assert [(nic.name, nic.boot) for nic in found.nics] == [("eno1", True), ("eno2", False)]
