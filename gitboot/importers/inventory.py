@@ -485,7 +485,8 @@ def parse_bmc(
     user, at, host = place.rpartition("@")
     address = f"{scheme}{separator}{user}{at}{format_host(host)}{slash}{path}"
     if address.lower().startswith("ipmi://"):
-        host, _, query = address[len("ipmi://") :].rpartition("@")[2].partition("?")
+        host = address[len("ipmi://") :].rpartition("@")[2]
+        host, _, query = host.partition("?")
         bmc = ImportedBmc(address=f"ipmi://{host}", credentials=build_document_name(credentials or "bmc"))
         return bmc, remark_if(query, remark_lost(f"{query} in the BMC's address was left out"))
     match = _REDFISH.fullmatch(address)
