@@ -167,7 +167,7 @@ def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAnd
             as_text(dhcp.get("mac")),
             name=as_text(dhcp.get("iface_name")),
             addresses=list_address(get_nested(dhcp, "ip", "address"), get_nested(dhcp, "ip", "netmask")),
-            boot=str(get_nested(interface, "netboot", "allowPXE")) != "false",
+            boot=str(get_nested(interface, "netboot", "allowPXE")) == "true",  # smee/internal/dhcp/conv.go
         )
     uefi = next((str(dhcp["uefi"]) for dhcp in hosts if "uefi" in dhcp), "")
     machine = objects.get_spec("Machine", get_nested(spec, "bmcRef", "name"), _get_namespace(hardware))

@@ -141,3 +141,11 @@ def test_finding_i2_interfaces_of_a_spec_are_interfaces() -> None:
     text = f"kind: BareMetalHost\nmetadata: {{name: a}}\nspec: {{networkInterfaces: {nics}}}\n"
     (machine,) = read_inventory({"h.yaml": text}).machines
     assert [(nic.name, nic.mac) for nic in machine.nics] == [("eno1", MAC.replace(":", "-"))]
+
+
+@pytest.mark.parametrize("netboot", ["{}", "{allowPXE: false}", "{allowWorkflow: true}"])
+def test_finding_h10_an_interface_of_tinkerbell_boots_only_with_allow_pxe(netboot: str) -> None:
+    text = V1.format(mac=MAC, netboot="{allowPXE: true}")
+    text += f'    - dhcp: {{mac: "52:54:00:00:00:02"}}\n      netboot: {netboot}\n'
+    (machine,) = read_inventory({"h.yaml": text}).machines
+    assert [nic.boot for nic in machine.nics] == [True, False]
