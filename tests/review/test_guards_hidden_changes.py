@@ -239,7 +239,7 @@ def test_a_hidden_secret_is_shown_as_different() -> None:
 
 NODE: Final = """\
 {%- set node -%}
-{"storage": {"files": [
+{"ignition": {"version": "3.4.0"}, "storage": {"files": [
   {"path": "/etc/hostname", "contents": {"source": "{{ server.name | data_url }}"}},
   {"path": "/etc/node", "contents": {"source": "{{ text | data_url }}"}}
 ]}}
