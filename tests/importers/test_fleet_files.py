@@ -603,7 +603,7 @@ def test_a_bmc_without_redfish_is_kept_with_ipmi(tmp_path: Path, system: str, ol
 
 
 @pytest.mark.parametrize("system", ["maas", "ironic", "netbox", "foreman"])
-def test_finding_h10_a_machine_that_is_in_two_files_is_one_machine(
+def test_a_machine_that_is_in_two_files_is_one_machine(
     tmp_path: Path, system: str, fleets: Callable[[str], Path]
 ) -> None:
     """A directory may contain an earlier export, or both a list and the details of one machine."""
@@ -614,14 +614,14 @@ def test_finding_h10_a_machine_that_is_in_two_files_is_one_machine(
 
 
 @pytest.mark.parametrize("system", BMCS)
-def test_finding_h10_an_ipv6_address_of_a_bmc_is_kept(tmp_path: Path, system: str) -> None:
+def test_an_ipv6_address_of_a_bmc_is_kept(tmp_path: Path, system: str) -> None:
     files = {name: text.replace("10.9.0.13", "fd00::13") for name, text in SOURCES[system].items()}
     fleet = run_import(tmp_path, system, *make_known_options(tmp_path), files=files)
     address = BMCS[system]["address"].replace("10.9.0.13", "[fd00::13]")
     assert read_server_spec(fleet, system)["bmc"] == {**BMCS[system], "address": address}
 
 
-def test_finding_h10_a_port_follows_the_ipv6_address_of_a_bmc(tmp_path: Path) -> None:
+def test_a_port_follows_the_ipv6_address_of_a_bmc(tmp_path: Path) -> None:
     new = '"ipmi_address": "fd00::13", "ipmi_port": "624"'
     files = {
         name: text.replace('"redfish_address": "https://10.9.0.13"', new) for name, text in SOURCES["ironic"].items()
@@ -779,7 +779,7 @@ def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Pat
         ("irmc", "lost**: the driver irmc uses neither Redfish nor IPMI: add the BMC by hand"),
     ],
 )
-def test_finding_h10_a_node_of_ironic_without_an_address_of_the_bmc_has_its_reason(
+def test_a_node_of_ironic_without_an_address_of_the_bmc_has_its_reason(
     tmp_path: Path, driver: str, text: str
 ) -> None:
     nodes = [{"uuid": UUID, "name": "web01", "driver": driver, "driver_info": {}, "provision_state": "active"}]

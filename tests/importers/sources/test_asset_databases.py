@@ -204,7 +204,7 @@ def test_netbox_gives_an_interface_only_its_own_addresses() -> None:
         ({"oob_ip": {"id": 3, "address": "10.9.0.13/24"}}, {"name": "iDRAC", "mgmt_only": True, "mac_address": B}),
     ],
 )
-def test_finding_h10_a_bmc_of_netbox_is_in_the_report(device: dict[str, Any], interface: dict[str, Any]) -> None:
+def test_a_bmc_of_netbox_is_in_the_report(device: dict[str, Any], interface: dict[str, Any]) -> None:
     rows = [
         {"id": 7, "name": "web01", "device_type": {"id": 1}, **device},
         {"id": 9, "name": "eno1", "device": {"id": 7}, "mac_address": A},
@@ -228,7 +228,7 @@ def test_finding_h10_a_bmc_of_netbox_is_in_the_report(device: dict[str, Any], in
         {"type": "interface", "identifier": "eno1.5", "virtual": True, "attached_to": "eno1"},
     ],
 )
-def test_finding_h10_a_host_of_foreman_boots_from_the_interfaces_below_its_provisioning_interface(
+def test_a_host_of_foreman_boots_from_the_interfaces_below_its_provisioning_interface(
     interface: dict[str, Any],
 ) -> None:
     nics = [{"type": "interface", "identifier": name, "mac": mac} for name, mac in (("eno1", A), ("eno2", B))]

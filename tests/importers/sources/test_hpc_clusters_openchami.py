@@ -109,7 +109,7 @@ def test_parameters_for_a_role_come_after_those_of_a_node_and_before_the_default
     assert {machine.name: kernels[machine.boot or ""] for machine in inventory.machines} == dict.fromkeys(ROLES, "b")
 
 
-def test_finding_h10_a_role_that_no_node_has_is_not_a_node() -> None:
+def test_a_role_that_no_node_has_is_not_a_node() -> None:
     for role in ("Compute", "Service", "System", "Application", "Storage", "Management"):
         components = {"Components": [{"ID": "x0c0s0b0n0", "NID": 1, "Role": "Other"}]}
         parameters = [{"hosts": [role], "kernel": KERNEL}]

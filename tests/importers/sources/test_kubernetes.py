@@ -48,7 +48,7 @@ OSIE = f'{{kernelURL: "{KERNEL}", initrdURL: "{INITRD}", kernelParams: [a=1]}}'
         ("unknown:192.168.122.1", None),
     ],
 )
-def test_finding_h10_an_address_of_a_bmc_is_read_as_metal3_reads_it(address: str, found: str | None) -> None:
+def test_an_address_of_a_bmc_is_read_as_metal3_reads_it(address: str, found: str | None) -> None:
     host = {"kind": "BareMetalHost", "metadata": {"name": "web01"}, "spec": {"bmc": {"address": address}}}
     (machine,) = read_inventory({"h.yaml": json.dumps(host)}).machines
     assert (machine.bmc.address if machine.bmc else None) == found
@@ -144,7 +144,7 @@ def test_finding_i2_interfaces_of_a_spec_are_interfaces() -> None:
 
 
 @pytest.mark.parametrize("netboot", ["{}", "{allowPXE: false}", "{allowWorkflow: true}"])
-def test_finding_h10_an_interface_of_tinkerbell_boots_only_with_allow_pxe(netboot: str) -> None:
+def test_an_interface_of_tinkerbell_boots_only_with_allow_pxe(netboot: str) -> None:
     text = V1.format(mac=MAC, netboot="{allowPXE: true}")
     text += f'    - dhcp: {{mac: "52:54:00:00:00:02"}}\n      netboot: {netboot}\n'
     (machine,) = read_inventory({"h.yaml": text}).machines

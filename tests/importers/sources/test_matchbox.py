@@ -77,14 +77,14 @@ def test_finding_i2_a_machine_boots_the_group_that_matchbox_uses_first(
         ({"mac": MAC, "os": "x"}, "because a provisioned server boots from its disk (the group boots profile disk if"),
     ],
 )
-def test_finding_h10_each_other_group_of_a_machine_has_its_reason(selector: dict[str, str], reason: str) -> None:
+def test_each_other_group_of_a_machine_has_its_reason(selector: dict[str, str], reason: str) -> None:
     first = {"id": "a", "profile": "install", "selector": {"mac": MAC.upper(), "serial": "S1"}}
     (machine,) = read_files(first, {"id": "b", "profile": "disk", "selector": selector}).machines
     assert machine.boot == "install"
     assert any(f"group b was left out, {reason}" in each.text for each in machine.remarks), machine.remarks
 
 
-def test_finding_h10_of_two_groups_with_as_many_selectors_matchbox_uses_the_last_by_their_text() -> None:
+def test_of_two_groups_with_as_many_selectors_matchbox_uses_the_last_by_their_text() -> None:
     groups = [
         {"id": "a", "profile": "disk", "selector": {"mac": MAC, "serial": "S1"}},
         {"id": "b", "profile": "install", "selector": {"mac": MAC, "uuid": UUID}},
