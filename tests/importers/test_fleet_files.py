@@ -779,9 +779,7 @@ def test_finding_i3_the_report_names_the_commands_that_print_uuids(tmp_path: Pat
         ("irmc", "lost**: the driver irmc uses neither Redfish nor IPMI: add the BMC by hand"),
     ],
 )
-def test_a_node_of_ironic_without_an_address_of_the_bmc_has_its_reason(
-    tmp_path: Path, driver: str, text: str
-) -> None:
+def test_a_node_of_ironic_without_an_address_of_the_bmc_has_its_reason(tmp_path: Path, driver: str, text: str) -> None:
     nodes = [{"uuid": UUID, "name": "web01", "driver": driver, "driver_info": {}, "provision_state": "active"}]
     fleet = run_import(tmp_path, "ironic", files={"nodes.json": _json(nodes)})
     assert text in (fleet / "import-report.md").read_text()

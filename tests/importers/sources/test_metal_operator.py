@@ -124,9 +124,7 @@ def test_finding_i1_a_server_with_both_kinds_keeps_both_boots_apart() -> None:
     ("kinds", "expected"),
     [(("IPXEBootConfig",), None), (("HTTPBootConfig",), "c0"), ((), "c0")],
 )
-def test_without_references_a_server_boots_its_only_configuration(
-    kinds: tuple[str, ...], expected: str | None
-) -> None:
+def test_without_references_a_server_boots_its_only_configuration(kinds: tuple[str, ...], expected: str | None) -> None:
     """boot-operator serves no boot if several configurations match and the Server refers to neither."""
     server = dict.fromkeys(("bootConfigurationRef", "maintenanceBootConfigurationRef"))
     owner = {"apiVersion": "metal.ironcore.dev/v1alpha1", "kind": "ServerBootConfiguration", "name": "gone-sbc"}
