@@ -429,20 +429,22 @@ class Command(_CommandWithExample):
         return remaining
 
     def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        records: dict[str, tuple[str, str]] = {}  # the name and the help text of each option, by parameter name
+        # the name and the help text of each option, by the name of the parameter, which several options may set
+        records: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(context):
             record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
             if record is not None:
                 name, text = record
-                records[str(parameter.name)] = name, _HUGE_RANGE.sub("", text)
+                records.setdefault(str(parameter.name), []).append((name, _HUGE_RANGE.sub("", text)))
         sections: dict[str, list[tuple[str, str]]] = {"Options": []}
         names_in_sections: set[str] = set()
         for heading, names in self.sections.items():
             known_names = [name for name in names if name in records]
             if len(known_names) >= _MIN_SHARED or heading not in SHARED_SECTIONS:
-                sections[heading] = [records[name] for name in known_names]
+                sections[heading] = [record for name in known_names for record in records[name]]
                 names_in_sections.update(known_names)
-        sections["Options"] = [record for name, record in records.items() if name not in names_in_sections]
+        others = (own for name, own in records.items() if name not in names_in_sections)
+        sections["Options"] = [record for own in others for record in own]
         for heading, rows in sections.items():
             if rows:
                 with formatter.section(heading):

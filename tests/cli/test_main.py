@@ -168,6 +168,13 @@ def _leaf_commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[t
 
 
 @pytest.mark.parametrize(("path", "leaf"), [pytest.param(*each, id=" ".join(each[0])) for each in _leaf_commands(cli)])
+def test_help_of_a_command_lists_all_of_its_options(path: tuple[str, ...], leaf: click.Command) -> None:
+    words = gitboot(*path, "--help").out.replace(",", " ").split()
+    options = (each for each in leaf.params if isinstance(each, click.Option) and not each.hidden)
+    assert [each.opts for each in options if not any(option in words for option in each.opts)] == []
+
+
+@pytest.mark.parametrize(("path", "leaf"), [pytest.param(*each, id=" ".join(each[0])) for each in _leaf_commands(cli)])
 def test_help_of_a_command_has_an_example_that_works_and_exit_codes(path: tuple[str, ...], leaf: click.Command) -> None:
     text = leaf.get_help(click.Context(leaf, info_name=" ".join(path), max_content_width=80, terminal_width=80))
     example = text.partition("Example:\n")[2].partition("\n\n")[0].replace("\\\n", " ")

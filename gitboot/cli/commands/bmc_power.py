@@ -90,7 +90,7 @@ def power_get(
     gitboot reads the BMCs of SERVERS, or of all servers.
     """
     at = current_time()
-    tasks = _select_manual_tasks(servers, selector, state)
+    tasks, _ = _select_manual_tasks(servers, selector, state)
     with open_connections(credentials) as connections, show_progress("BMCs", len(tasks)) as advance:
         inspections = inspect_bmcs(tasks, connections, at, on_read=advance)
     inspections = sorted(inspections, key=lambda inspection: inspection.task.server)
@@ -213,7 +213,7 @@ def _change_power(
     if not servers and selector is None:
         raise UsageError("pass server names, or select servers by label: -l role=web")
     action = PowerAction(action_name)
-    tasks = _select_manual_tasks(servers, selector, state)
+    tasks, without_bmc = _select_manual_tasks(servers, selector, state)
     with open_connections(credentials) as bmc_connections:
         switch = partial(switch_power, action=action, connections=bmc_connections, force=force)
         with show_progress("BMCs", len(tasks)) as advance:
@@ -233,7 +233,7 @@ def _change_power(
             results = [sent.get(result.task.uuid, result) for result in results]
     as_json = partial(format_document, items=[result.facts() for result in results])
     write_outputs(outputs, text=partial(_format_power_results, results), json=as_json)
-    if any(result.is_failed for result in results):
+    if without_bmc or any(result.is_failed for result in results):
         sys.exit(Exit.PARTIAL)
 
 
@@ -245,21 +245,27 @@ def _describe_power_change(action: PowerAction, tasks: Sequence[ManualTask]) -> 
     return text
 
 
-def _select_manual_tasks(servers: tuple[str, ...], selector: str | None, state: Path) -> list[ManualTask]:
+def _select_manual_tasks(
+    servers: tuple[str, ...], selector: str | None, state: Path
+) -> tuple[list[ManualTask], list[str]]:
     """Return the tasks for these servers, or for all servers with a BMC in the accepted commit.
 
-    Raises `UsageError` if one of the selected servers has no BMC.
+    Also return the servers without a BMC that only the selector selects, after a warning about them. Raises
+    `UsageError` if one of ``servers`` or each of the selected servers has no BMC.
     """
     at = current_time()
     with open_offline(state, at) as instance:
         all_tasks = list_manual_tasks(instance.commit, instance.snapshot, instance.keys, at)
         described_tasks = [task for task in all_tasks if task.decision is not None]
         if not servers and selector is None:
-            return described_tasks
+            return described_tasks, []
         selected = select_servers(instance, servers, selector)
     selected_tasks = [task for task in described_tasks if task.server in selected]
-    require_bmcs(selected, selected_tasks)
-    return selected_tasks
+    require_bmcs(servers if selected_tasks else selected, selected_tasks)
+    without_bmc = sorted({*selected} - {task.server for task in selected_tasks})
+    if without_bmc:
+        click.echo(f"gitboot: no BMC is configured for {', '.join(without_bmc)}; skipped", err=True)
+    return selected_tasks, without_bmc
 
 
 def require_bmcs(servers: Iterable[str], tasks: Iterable[ManualTask]) -> None:

@@ -19,7 +19,7 @@ from gitboot.cli.main import Exit
 from tests.helpers.artifact_servers import efi_program
 from tests.helpers.cases import for_each
 from tests.helpers.documentation import require_inline_code
-from tests.helpers.fleets import image, maintenance, make_uuid, policy, profile, write_configuration
+from tests.helpers.fleets import image, maintenance, make_uuid, policy, profile, server, write_configuration
 from tests.helpers.instance_with_bmcs import PASSWORD, USER, CommandResult, Rack, run_command
 from tests.helpers.redfish_double.profiles import ENABLED, GENERIC, IDRAC9, OPENBMC, TARGET
 from tests.helpers.redfish_double.server import Drop, Status
@@ -690,3 +690,18 @@ def test_another_machine_gets_no_reset_and_after_a_lost_response_or_an_error_not
     shown = power(pair, "get")
     assert (shown.code, "2 BMCs: 1 on, 1 not read" in shown.out) == (Exit.PARTIAL, True), shown.out
     assert max(map(len, shown.out.splitlines())) <= 100
+
+
+def test_a_selected_server_without_a_bmc_is_named_and_the_others_are_switched(rack: Rack) -> None:
+    rack.add("web01", provision=1)
+    rack.pool = (*rack.pool, server("db01"))
+    rack.push()
+    rack.once(*rack.spool_options, records="fresh")
+    (before,) = resets(rack)
+    done = power(rack, "reset", "-l", "role!=none", "--force", "--reason", "fire", "--yes")
+    assert (done.code, "no BMC is configured for db01; skipped" in done.err) == (Exit.PARTIAL, True), done
+    assert resets(rack) == [before + 1]
+    done = power(rack, "reset", "db01", "web01", "--force", "--reason", "fire", "--yes")
+    assert (done.code, "no BMC is configured for db01; add `spec.bmc`" in done.err) == (Exit.USAGE, True), done
+    assert power(rack, "get", "-l", "role!=none").code == Exit.FINE
+    assert resets(rack) == [before + 1]
