@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 @click.command(
     context_settings=VARIABLES,
     cls=Command,
-    example="gitboot doctor --config /etc/gitboot/gitboot.toml",
+    example="gitboot doctor --config /etc/gitboot/run.toml",
     exit_codes={
         Exit.FINE: "no check failed",
         Exit.PARTIAL: "a check failed",
