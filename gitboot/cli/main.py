@@ -312,7 +312,7 @@ class Exit(IntEnum):
         return member
 
     FINE = 0, "success"
-    FAULT = 1, "gitboot cannot read the ledger, or it printed a traceback; if so, report the bug"
+    FAULT = 1, "gitboot cannot read or write the ledger, or it printed a traceback; if so, report the bug"
     CHANGES = 2, "success, and gitboot found differences (`--detailed-exitcode`, `compare-old-system`)"
     INVALID = (
         3,

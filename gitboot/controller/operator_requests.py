@@ -328,6 +328,11 @@ def find_held_commit(held: HeldCommit | None, prefix: str) -> HeldCommit:
         )
     if held is None:
         raise StaleDigest("no guard is holding a commit, so there is no commit to approve")
+    if held.commit.startswith(digits):
+        raise StaleDigest(
+            f"{digits} is the held commit itself: pass the digest of its changes, {held.digest}, after you have "
+            "reviewed the changes"
+        )
     if not held.digest.startswith(digits):
         raise StaleDigest(
             f"the held commit's changes have the digest {held.digest}, not {digits}: review the changes again"

@@ -335,11 +335,13 @@ def test_status_prints_the_acknowledgements_of_one_person_on_one_line(rack: Rack
 
 def test_finding_r10_a_prefix_of_the_digest_and_all_guards_approve(rack: Rack) -> None:
     digest = hold(rack)
+    commit = rack.run_command("status", "-o", "json").json["attempted"]["commit"]
     for prefix, code, said in (
         (digest[:7], Exit.USAGE, "is not a digest: type at least 8 of the hexadecimal digits"),
         ("maxReinstalls", Exit.USAGE, "is not a digest"),
         (digest + "0", Exit.USAGE, "is not a digest"),
         ("0" * 8, Exit.STALE, f"have the digest {digest}, not 00000000"),
+        (commit[:12], Exit.STALE, f"is the held commit itself: pass the digest of its changes, {digest}"),
     ):
         done = rack.run_command("approve", prefix, "--all-guards", *REASON)
         assert (done.code, said in done.err) == (code, True), done
