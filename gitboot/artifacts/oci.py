@@ -42,6 +42,15 @@ _DOCKER_HUB_REGISTRY: Final = "registry-1.docker.io"
 # References
 
 
+def _complete_repository(host: str, repository: str) -> str:
+    """Return the whole name of a repository.
+
+    As in Docker, a repository of Docker Hub without an organization belongs to the organization library.
+    """
+    is_short = host in _DOCKER_HUB and "/" not in repository and repository != "*"
+    return f"library/{repository}" if is_short else repository
+
+
 class OciReference(Struct, frozen=True, kw_only=True):
     """An ``oci://HOST/REPOSITORY`` URL with a tag, or with the digest of a manifest or blob."""
 
@@ -61,11 +70,9 @@ class OciReference(Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"{text!r} is not an image in a registry: expected oci://HOST/NAME:TAG or oci://HOST/NAME@sha256:…"
             )
-        # As in Docker, a repository of Docker Hub without an organization belongs to the organization library.
-        organization = "library/" if match["host"] in _DOCKER_HUB and "/" not in match["repository"] else ""
         return cls(
             host=match["host"],
-            repository=organization + match["repository"],
+            repository=_complete_repository(match["host"], match["repository"]),
             tag=match["tag"],
             digest=Digest(match["digest"]) if match["digest"] is not None else None,
         )
@@ -111,7 +118,7 @@ class AllowedRegistry(Struct, frozen=True, kw_only=True):
         return cls(
             scheme=(match["scheme"] or "https://").removesuffix("://"),
             host=match["host"].lower(),
-            repository=match["repository"] or "*",
+            repository=_complete_repository(match["host"].lower(), match["repository"] or "*"),
         )
 
     def allows(self, reference: OciReference) -> bool:
@@ -150,6 +157,7 @@ def _normalize_key(key: str) -> str:
     Docker also writes keys such as https://HOST/v1/.
     """
     host, slash, repository = re.sub(r"^https?://(.*?)(?:/(?:v[12]/?)?)?$", r"\1", key).partition("/")
+    repository = _complete_repository(host, repository) if repository else ""
     return f"{'docker.io' if host in _DOCKER_HUB else host}{slash}{repository}"
 
 
@@ -373,7 +381,7 @@ def _find_next_query(links: str, reference: OciReference) -> str | None:
     host.
     """
     found = _LINK.findall(links)
-    if links and not found:
+    if links and not found and ("rel=" not in links or "next" in links):
         raise RegistryRefused(f"the registry did not return a valid link to more tags for {reference}: {links[:100]!r}")
     return next((query for query, parameters in found if "rel=" not in parameters or "next" in parameters), None)
 

@@ -352,10 +352,11 @@ def _parse_denial(value: Mapping[str, Any]) -> Denial:
 
 
 def _check_encodable(value: Any) -> str:
-    """Return a text. Raises ValueError if the text contains half of a surrogate pair, as JSON may."""
-    text = str(value)
-    text.encode()
-    return text
+    """Return a text. Raises ValueError for another type, and for half of a surrogate pair, which JSON can contain."""
+    if not isinstance(value, str):
+        raise ValueError(f"expected text, found {type(value).__name__}")
+    value.encode()
+    return value
 
 
 # Clients and their queries

@@ -207,11 +207,15 @@ def group_rows(rows: Iterable[dict[str, Any]], *keys: str) -> dict[str, list[dic
 
 
 def merge_rows(rows: Iterable[dict[str, Any]], key: str) -> list[dict[str, Any]]:
-    """Merge rows with the same value of a key, because two files may describe one machine. A later row has priority."""
+    """Merge rows with the same value of a key, because two files may describe one machine.
+
+    A value in a later row has priority, unless it is empty.
+    """
     merged: dict[str, dict[str, Any]] = {}
     for number, row in enumerate(rows):
         identity = as_text(row.get(key)) or f"row {number}"
-        merged[identity] = {**merged.get(identity, {}), **row}
+        filled = {name: value for name, value in row.items() if value not in (None, "", [], {})}
+        merged[identity] = {**row, **merged.get(identity, {}), **filled}
     return list(merged.values())
 
 

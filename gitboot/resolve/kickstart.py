@@ -213,7 +213,7 @@ _LAYOUT: Final = ("logvol", "part", "partition", "raid", "reqpart", "volgroup")
 # For each command, the commands that cannot come before it.
 _CONFLICTS: Final[Mapping[str, tuple[str, ...]]] = {
     **dict.fromkeys(_LAYOUT, ("autopart", "mount")),
-    "autopart": ("mount", *_LAYOUT),
+    "autopart": _LAYOUT,
     "mount": ("autopart", *_LAYOUT),
     "bootc": ("ostreecontainer", "ostreesetup"),
     "ostreecontainer": ("bootc", "ostreesetup"),

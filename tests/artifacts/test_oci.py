@@ -363,7 +363,9 @@ def test_the_tags_of_a_repository_are_listed_page_by_page(link: str) -> None:
         ]
 
 
-@pytest.mark.parametrize("link", ["", '</v2/os/linux/tags/list?next_page=0>; rel="prev"'])
+@pytest.mark.parametrize(
+    "link", ["", '</v2/os/linux/tags/list?next_page=0>; rel="prev"', '<https://registry.test/docs>; rel="help"']
+)
 def test_a_list_of_tags_without_a_link_to_the_next_page_is_complete(link: str) -> None:
     with run_scripted_server(asked := PagedTagRegistry(pages=3, link=link)):
         assert make_registries(asked).list_tags(image(asked)) == ("1.0", "1.1")
@@ -630,6 +632,7 @@ def test_a_malformed_reference_is_rejected(text: str) -> None:
         ("*.registry.test", "oci://registry.test/a:1", False),
         ("*.registry.test/*", "oci://stranger.test/x.registry.test/a:1", False),
         ("*.registry.test", "oci://registry.test.stranger.test/a:1", False),
+        ("docker.io/alpine", "oci://docker.io/debian:1", False),
     ],
 )
 def test_only_allowed_registries_are_contacted(allowed: str, reference: str, is_allowed: bool) -> None:
@@ -652,6 +655,7 @@ def test_only_allowed_registries_are_contacted(allowed: str, reference: str, is_
     ],
 )
 def test_an_official_image_of_docker_hub_is_in_library(text: str, repository: str) -> None:
+    assert AllowedRegistry.parse(text.removeprefix("oci://").removesuffix(":1")).allows(OciReference.parse(text))
     """Cases of distribution, TestParseRepositoryInfo."""
     assert OciReference.parse(text).repository == repository
 

@@ -20,7 +20,7 @@ from gitboot.files import write_output_file
 from gitboot.fleet.validation import load
 from gitboot.git.snapshots import open_snapshot
 from gitboot.importers.fleet_files import render_fleet
-from gitboot.importers.inventory import ExtraData, translate_ipxe_argument
+from gitboot.importers.inventory import ExtraData, merge_rows, translate_ipxe_argument
 from gitboot.resolve.fleet_decisions import decide
 from gitboot.resolve.install_attempts import make_first_records
 from gitboot.resolve.plan_at_time import make_plan
@@ -611,6 +611,15 @@ def test_a_machine_that_is_in_two_files_is_one_machine(
     fleet = run_import(tmp_path, system, *make_known_options(tmp_path), files=files)
     for folder in ("servers", "pending"):
         assert read_files(fleet / folder) == read_files(fleets(system) / folder)
+
+
+def test_an_empty_value_of_a_later_file_does_not_replace_a_value() -> None:
+    full, empty = {"id": 1, "name": "web01", "bmc": {"a": "b"}}, {"id": 1, "name": None, "bmc": {}, "role": ""}
+    assert merge_rows([full, empty], "id") == [{**full, "role": ""}]
+    assert merge_rows([full, {"id": 1, "name": "web02"}, {"name": "web03"}], "id") == [
+        {**full, "name": "web02"},
+        {"name": "web03"},
+    ]
 
 
 @pytest.mark.parametrize("system", BMCS)

@@ -46,6 +46,7 @@ ACCEPTED = (
     "part / --resize --usepart=sda1 --size=3\nreqpart\n",
     "logvol swap --recommended --name=a --vgname=b\nlogvol / --name=a --vgname=b --percent=3 --size=0\n",
     "mount /dev/a none --mkfsoptions=a --reformat\n",
+    "mount /dev/sda1 /\nautopart\n",
     "autopart\nautopart --nohome\nnetwork --bootproto=ibft --bridgeopts=a=b --bridgeslaves=c\n",
     "timesource --ntp-pool=a --nts\ntimesource --ntp-server=b\nbootloader --location=none --timeout=-1\n",
 )

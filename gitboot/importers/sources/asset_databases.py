@@ -61,15 +61,18 @@ def read_netbox(files: Texts) -> ImportedInventory:
     documents = [document for _, document in _parse_source_files(files)]
     lists = (each if isinstance(each, list) else get_nested(each, "results") for each in documents)
     rows = [row for items in lists for row in as_mappings(items)]
-    interfaces = [row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row]
-    addresses = [
+    interfaces = merge_rows(
+        (row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row), "id"
+    )
+    address_rows = (
         row
         for row in rows
         if "assigned_object_id" in row
         and "address" in row
         # the IDs of other objects, such as VM interfaces, may equal those of interfaces
         and row.get("assigned_object_type") in (None, "dcim.interface")
-    ]
+    )
+    addresses = merge_rows(address_rows, "id")
     devices = merge_rows((row for row in rows if "device_type" in row), "id")
     by_device, by_interface = group_rows(interfaces, "device", "id"), group_rows(addresses, "assigned_object_id")
     machines = (

@@ -39,7 +39,7 @@ def read_ironic(files: Texts) -> ImportedInventory:
     A port is an item with an address, and a node is an item with a driver or a provisioning state.
     """
     rows = [row for _, document in parse_json_files(files) for row in _list_rows(document)]
-    ports = [row for row in rows if "address" in row]
+    ports = merge_rows((row for row in rows if "address" in row), "uuid")
     nodes = merge_rows(
         (row for row in rows if row.keys() & {"driver", "provisioning_state", "provision_state"}), "uuid"
     )
