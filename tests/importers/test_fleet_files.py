@@ -614,7 +614,8 @@ def test_a_machine_that_is_in_two_files_is_one_machine(
 
 
 def test_an_empty_value_of_a_later_file_does_not_replace_a_value() -> None:
-    full, empty = {"id": 1, "name": "web01", "bmc": {"a": "b"}}, {"id": 1, "name": None, "bmc": {}, "role": ""}
+    full: dict[str, Any] = {"id": 1, "name": "web01", "bmc": {"a": "b"}}
+    empty: dict[str, Any] = {"id": 1, "name": None, "bmc": {}, "role": ""}
     assert merge_rows([full, empty], "id") == [{**full, "role": ""}]
     assert merge_rows([full, {"id": 1, "name": "web02"}, {"name": "web03"}], "id") == [
         {**full, "name": "web02"},
