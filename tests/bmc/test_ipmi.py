@@ -570,7 +570,7 @@ def test_an_instance_sets_boot_flags_and_reports_it(machine: IpmiMachine, tmp_pa
         ("address: 'ipmi://bmc7.example.net:6230'", None),
         ("address: 'ipmi://[fd00::7]:623'", None),
         ("address: 'ipmi://10.112.0.13/redfish'", "write ipmi://HOST or ipmi://HOST:PORT"),
-        ("address: 'ipmi://10.112.0.13:99999'", "write ipmi://HOST or ipmi://HOST:PORT"),
+        ("address: 'ipmi://10.112.0.13:99999'", "check the host and the port"),
         ("address: 'ipmi://root:secret@10.112.0.13'", "must not contain a user name or a password"),
         ("address: 'ipmi://10.112.0.13', system: /redfish/v1/Systems/1", "`system` and `tls` apply only to Redfish"),
         ("address: 'ipmi://10.112.0.13', tls: {verify: false}", "`system` and `tls` apply only to Redfish"),

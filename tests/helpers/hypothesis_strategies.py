@@ -92,7 +92,9 @@ def _match(pattern: str) -> Strategy:
 _INTEGERS: Final = st.integers(0, 3) | st.integers(0, 10**18 - 1)
 _NAMES: Final = _match(r"[a-z0-9]([-a-z0-9]{0,6}[a-z0-9])?(\.[a-z0-9]{1,4})?")
 _LABEL_VALUES: Final = _match(r"[A-Za-z0-9]([-_.A-Za-z0-9]{0,6}[A-Za-z0-9])?")
-_URLS: Final = _match(r"https?://(boot|10\.1\.2\.3|\[fd00::1\])(:[1-9][0-9]{0,3})?(/[a-zA-Z0-9%+.,=~-]{1,6}){0,2}")
+_URLS: Final = _match(
+    r"https?://(boot|10\.1\.2\.3|\[fd00::1\])(:[1-9][0-9]{0,3})?(/([a-zA-Z0-9+.,=~-]|%[2-7][0-9A-F]){1,6}){0,2}"
+)
 _URL_TEMPLATES: Final = _match(r"https://host\.test(/({channel}|{arch}|{version}|[a-z]{1,6})){1,3}")
 _PATHS: Final = _match(r"[a-z0-9_][a-z0-9_. -]{0,6}(/[a-z0-9_][a-z0-9_. é-]{0,6})?")
 _ADDRESSES: Final = st.ip_addresses().filter(lambda address: not getattr(address, "scope_id", None))
