@@ -255,7 +255,7 @@ def _introduction(run: Run) -> Iterator[str]:
     )
     yield _DEFINITIONS
     if max(run.load, default=0.0) > 1:
-        yield f"Other programs used the machine: its load was {run.load[0]:.1f} before the run. Compare the CPU.\n"
+        yield f"Other programs used the machine, which had a load of up to {max(run.load):.1f}. Compare the CPU.\n"
 
 
 def _section(run: Run, section: _Section) -> Iterator[str]:

@@ -80,7 +80,7 @@ class ServerRequest(OperatorRequest, frozen=True, kw_only=True):
     reason: str
 
     def __post_init__(self) -> None:
-        parse_uuid(self.uuid)  # raises a ValueError
+        structs.force_setattr(self, "uuid", parse_uuid(self.uuid))
 
 
 class ResolveOverride(ServerRequest, frozen=True, kw_only=True):
@@ -131,8 +131,7 @@ class ContactBmcs(OperatorRequest, frozen=True, kw_only=True):
     uuids: tuple[SystemUuid, ...]
 
     def __post_init__(self) -> None:
-        for uuid in self.uuids:
-            parse_uuid(uuid)  # raises a ValueError
+        structs.force_setattr(self, "uuids", tuple(map(parse_uuid, self.uuids)))
 
 
 class SwitchPower(OperatorRequest, frozen=True, kw_only=True):
@@ -146,7 +145,7 @@ class SwitchPower(OperatorRequest, frozen=True, kw_only=True):
 
 
 class PowerSwitched(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What a command sent to one BMC."""
+    """The result of a command that switches power, for one server."""
 
     server: str
     reset_type: str | None
@@ -180,7 +179,7 @@ class SeenSecretFetches(Struct, frozen=True, kw_only=True):
     seen: Mapping[str, tuple[int, int]]  # by secret: the numbers of addresses and of fetches
 
     def __post_init__(self) -> None:
-        parse_uuid(self.uuid)  # raises a ValueError
+        structs.force_setattr(self, "uuid", parse_uuid(self.uuid))
 
 
 class ConfirmSecretFetches(OperatorRequest, frozen=True, kw_only=True):
@@ -357,7 +356,7 @@ def _carry_out_request(
 ) -> str:
     """Carry out one request, and return the outcome.
 
-    Raises `UsageError`, `StaleDigest` or ValueError if the request must be rejected. In this case, nothing has changed.
+    Raises `UsageError`, `StaleDigest` or ValueError if the request must be rejected. Such a request changes nothing.
     """
     match request:
         case SetRecords():

@@ -272,7 +272,7 @@ def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
     site.bench.request("retry", uuids=[make_uuid("web02")])
     site.bench.reconcile()
     assert len(site.machine.requests) == requests
-    site.bench.request("retry", uuids=[WEB01])
+    site.bench.request("retry", uuids=[WEB01.upper()])
     site.bench.reconcile()
     assert site.shown == "Once Pxe"
 

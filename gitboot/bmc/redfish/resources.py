@@ -229,8 +229,8 @@ def find_manager_path(system: Mapping[str, Any]) -> str | None:
 def _list_allowable_values(name: str, system: Resource, settings: Resource | None) -> frozenset[str]:
     """Return the values that the BMC lists for a ``Boot`` property.
 
-    The system's list comes first, as in sushy (BootField). NVIDIA's BlueField lists other targets in its Settings
-    resource than the firmware can boot, and the GH200 lists none there.
+    The system's list comes first, as in sushy (BootField). The Settings resource of NVIDIA's BlueField lists targets
+    that the firmware cannot boot. The Settings resource of NVIDIA's GH200 lists no targets.
     """
     key = f"{name}@Redfish.AllowableValues"
     return _as_text_set(system.boot.get(key)) or _as_text_set(settings.boot.get(key) if settings is not None else None)
