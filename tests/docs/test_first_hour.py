@@ -105,7 +105,7 @@ def test_a_fetch_by_a_person_consumes_nothing_and_the_machine_boots_later(tmp_pa
         assert "echo gitboot: web01 boots debian-12 (Network)" in asked_by(IPXE)
         eventually(lambda: '"type": "Provisioned"' in run_forked("events", "-o", "json", *state).stdout)
         reason = ("--reason", "the power went")
-        assert run_forked("records", "set", "web01", "pending", *state, *reason).returncode == 0
+        assert run_forked("records", "set", "web01", "pending", "--yes", *state, *reason).returncode == 0
         eventually(lambda: "boots debian-12" in asked_by(IPXE))
 
 

@@ -95,7 +95,7 @@ def test_an_interrupted_installation_is_repeated_at_the_request_of_an_operator(r
     rack.push()
     with rack.running(records="fresh") as instance:
         install(instance, web)
-        rack.said("records", "set", "web01", "pending", *REASON)
+        rack.said("records", "set", "web01", "pending", "--yes", *REASON)
         eventually(lambda: web.override == ONCE)
         assert (web.times_set, boots(instance, web)) == (2, "flatcar-1")
 

@@ -290,10 +290,10 @@ def set_record(
 
     If another tool installed the SERVERS, state with --image or --version what it installed. gitboot then shows the
     installation as drift, if the plans require another image. A policy with networkBoot OnImageChange installs such
-    servers, so the command asks for confirmation first.
+    servers.
 
-    For several servers, the command shows their records and asks for confirmation. It changes all of these records in
-    one step.
+    The command asks for confirmation if gitboot would install a provisioned server again, and if you select several
+    servers. It changes all records in one step.
     """
     at = current_time()
     is_provisioned_now = new_state == "provisioned"
@@ -323,6 +323,7 @@ def set_record(
         if is_foreign:
             is_planned = image == record.image
             record = replace(record, image=image, version=version, decision=record.decision if is_planned else None)
+        if is_foreign or install_step(decision, before) is InstallStep.PROVISIONED:
             if decision.installation is not None and decision.policy and not is_provisioned(decision.policy, record):
                 installed.append(name)
         item = {
@@ -339,10 +340,11 @@ def set_record(
         installation = f" with {image or f'version {version}'}" if is_foreign else ""
         click.echo(f"gitboot would record {format_count(len(items), 'server')} as {new_state}{installation}: {reason}")
         if installed:
-            click.echo(
-                f"{format_count(len(installed), 'server')} would be installed ({', '.join(installed)}), because their "
-                "policies set networkBoot: OnImageChange"
-            )
+            cause = ", because their policies set networkBoot: OnImageChange"
+            if not is_provisioned_now:
+                cause = " again, and the installer erases the disks"
+            count = format_count(len(installed), "server")
+            click.echo(f"{count} would be installed{cause}: {', '.join(installed)}")
         confirm_or_abort(yes=yes)
     echo_wrapped(request_change(state, SetRecords(items=tuple(items), reason=reason)))
 

@@ -121,8 +121,8 @@ def test_the_summary_of_records_counts_what_the_rows_show(rack: Rack) -> None:
 
 
 def test_a_record_set_without_an_instance_takes_effect_at_the_next_reconcile(rack: Rack) -> None:
-    said = rack.said("records", "set", "web01", "pending", *REASON)
-    assert said == "recorded web01 as pending: gitboot installs the server when its plan allows (INC-4711)\n"
+    said = rack.said("records", "set", "web01", "pending", "--yes", *REASON)
+    assert said.splitlines()[-1] == "recorded web01 as pending: gitboot installs the server when its plan allows (INC-4711)"
     assert show_records(rack)["web01"]["record"]["provision"] is None
     rack.once(*rack.spool_options)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 0)
@@ -146,6 +146,16 @@ def test_many_records_are_set_by_one_request_that_lists_them_and_needs_yes(rack:
     assert [item["step"] for item in show_records(rack).values()] == ["Pending", "Pending"]
     rack.once(*rack.spool_options)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 1)
+
+
+def test_the_reinstallation_of_one_provisioned_server_needs_confirmation(rack: Rack) -> None:
+    done = rack.run_command("records", "set", "web01", "pending", *REASON)
+    assert done.code == Exit.USAGE and "--yes" in done.err
+    assert "1 server would be installed again, and the installer erases the disks: web01" in done.out
+    assert show_records(rack)["web01"]["step"] == "Provisioned"
+    rack.said("records", "set", "web01", "pending", "--yes", *REASON)
+    rack.said("records", "set", "web01", "pending", *REASON)  # the server is already pending
+    assert show_records(rack)["web01"]["step"] == "Pending"
 
 
 @pytest.mark.parametrize(("answer", "step"), [("y", "Pending"), ("n", "Provisioned")])
@@ -222,7 +232,7 @@ def test_another_image_that_a_policy_would_replace_needs_confirmation(tmp_path: 
         order = ("records", "set", "web01", "provisioned", "--version", "Ubuntu 22.04.5", *REASON)
         done = rack.run_command(*order)
         assert done.code == Exit.USAGE and "--yes" in done.err
-        expected = "1 server would be installed (web01), because their policies set networkBoot: OnImageChange"
+        expected = "1 server would be installed, because their policies set networkBoot: OnImageChange: web01"
         assert expected in done.out
         assert show_records(rack)["web01"]["step"] == "Provisioned"
         rack.said(*order, "--yes")
@@ -511,7 +521,7 @@ def test_a_suspended_instance_accepts_nothing_until_it_is_resumed(rack: Rack) ->
 def test_requests_reach_a_running_instance_at_once(rack: Rack) -> None:
     web = rack.blades["web01"]
     with rack.running() as instance:
-        assert "recorded web01 as pending" in rack.said("records", "set", "web01", "pending", *REASON)
+        assert "recorded web01 as pending" in rack.said("records", "set", "web01", "pending", "--yes", *REASON)
         eventually(lambda: web.stands)
         assert boots(instance, web) == "flatcar-1"
         assert "recorded web01 as provisioned" in rack.said("records", "set", "web01", "provisioned", *REASON)
@@ -536,7 +546,7 @@ def test_requests_reach_a_running_instance_at_once(rack: Rack) -> None:
 
 
 def test_status_counts_records_drift_and_bmcs(rack: Rack) -> None:
-    rack.said("records", "set", "web01", "pending", *REASON)
+    rack.said("records", "set", "web01", "pending", "--yes", *REASON)
     rack.pool = tuple(text.replace("image: flatcar-1", "image: flatcar-2") for text in rack.pool)
     rack.push("Go on to flatcar-2")
     rack.once(*rack.spool_options)
@@ -786,7 +796,7 @@ def test_finding_r13_events_are_chosen_by_number_and_time(rack: Rack) -> None:
 
 
 def test_events_of_a_server_include_the_requests_that_name_it(rack: Rack) -> None:
-    rack.said("records", "set", "web01", "pending", *REASON)
+    rack.said("records", "set", "web01", "pending", "--yes", *REASON)
     rack.said("records", "set", "web01", "web02", "provisioned", *REASON, "--yes")
     rack.said("records", "confirm-clock", *REASON)
     requested = {
@@ -806,7 +816,7 @@ def test_finding_r13_events_are_followed(rack: Rack) -> None:
     command = [sys.executable, "-m", "gitboot", "events", "--state", str(rack.state), "-f", "-n", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
-        rack.said("records", "set", "web01", "pending", *REASON)  # perhaps before the first look, so set again
+        rack.said("records", "set", "web01", "pending", "--yes", *REASON)  # perhaps before the first look, so set again
         reader, lines = following.stdout, []
         eventually(lambda: rack.said("records", "confirm-clock", *REASON) and select.select([reader], [], [], 1)[0])
         lines.append(reader.readline())
