@@ -37,7 +37,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "endpoint/test_boot_responses_secrets.py::test_the_report_of_the_installer_ends_its_secrets_before_the_instance_reads_it",
         "render/test_token_keys.py::test_t6_a_client_that_asks_by_uuid_gets_a_token_only_if_the_machine_may_ask_by_uuid",
     ),
-    "Stay unseen": (
+    "Avoid detection": (
         "endpoint/test_boot_responses_secrets.py::"
         "test_finding_s5_a_stranger_who_fetches_a_secret_is_an_event_a_count_and_a_condition",
         "controller/records/test_evidence_secret_fetches.py::"
@@ -48,7 +48,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "controller/records/test_evidence.py::test_a_fetch_waits_for_its_bmc_over_a_restart",
         "endpoint/test_boot_responses_secrets.py::test_finding_s5_a_client_that_does_not_count_is_recorded_too",
     ),
-    "Hold connections and bodies": (
+    "Keep connections and request bodies open": (
         "endpoint/test_access_control.py::test_t5_the_oldest_idle_connection_of_an_address_is_closed_first",
         "endpoint/test_connections_limits.py::"
         "test_finding_s4_bodies_that_never_end_are_rejected_while_another_client_is_served",
@@ -69,7 +69,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "scenarios/test_ordinary_days.py::"
         "test_finding_s17_readyz_shows_strangers_neither_the_account_nor_the_reason_of_a_stop",
     ),
-    "Invented addresses": (
+    "Forged addresses": (
         "endpoint/test_access_control.py::test_the_client_address_is_the_one_before_the_last_trusted_proxy",
     ),
     "Other files": (
@@ -99,14 +99,14 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_t9_a_copied_acknowledgement_counts_for_no_reinstallation_if_it_must_be_signed",
         "controller/test_commit_acceptance_signatures.py::test_t9_only_an_approval_counts_if_approvals_are_required",
     ),
-    "Change a system without a disk": (
+    "Change a diskless system": (
         "review/test_guards.py::test_percentages_count_in_the_fleet_and_in_each_group_and_numbers_in_small_ones",
     ),
     "Redirect secrets": (
         "review/test_guards_hidden_changes.py::"
         "test_a_server_with_a_new_secret_or_a_new_place_for_it_has_the_risk_of_access",
     ),
-    "Name addresses": (
+    "Choose the addresses": (
         "artifacts/test_availability.py::test_only_needed_artifacts_are_checked",
         "artifacts/test_availability.py::test_artifact_checks_can_be_switched_off",
         "cli/commands/test_artifacts.py::test_a_registry_that_is_not_listed_gets_no_request",
@@ -115,7 +115,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "evaluator/test_evaluation.py::test_t1_machines_are_served_while_the_evaluation_of_a_commit_does_not_end",
         "git/test_fetch.py::test_t4_the_pack_of_a_remote_is_unpacked_in_another_process_and_within_limits",
     ),
-    "Bring Python modules": ("test_files_output.py::test_finding_s1_no_module_of_the_branch_is_imported",),
+    "Add Python modules": ("test_files_output.py::test_finding_s1_no_module_of_the_branch_is_imported",),
     "Code in CI": (
         "cli/commands/test_init.py::test_t13_no_code_of_the_branch_runs_in_the_job_with_the_token",
         "cli/commands/test_init.py::test_t13_only_the_job_without_the_branch_may_write",
@@ -134,7 +134,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_finding_s9_a_second_push_changes_the_comment_of_the_bot_and_no_other_with_the_marker",
         "cli/commands/test_diff_accepted.py::test_an_account_that_the_forge_does_not_name_edits_no_comment",
     ),
-    "Text that acts": (
+    "Injected text": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s14_no_file_name_of_a_branch_is_a_command_of_the_ci_system",
         "scenarios/test_hostile_text.py::test_finding_s14_no_file_name_begins_a_command_of_a_ci_system",
         "scenarios/test_hostile_text.py::test_finding_s17_no_name_of_an_author_ends_explain_or_controls_a_terminal",
@@ -258,7 +258,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "scenarios/test_upgrade.py::test_output_stays_readable_by_everybody_until_a_group_is_named",
         "scenarios/test_upgrade.py::test_output_that_is_created_again_for_an_earlier_ledger_stays_readable_by_everybody",
     ),
-    "Ask as an operator": (
+    "Send requests as an operator": (
         "endpoint/test_access_control.py::test_t12_a_client_on_this_host_is_an_operator_if_its_headers_show_no_proxy_and_no_foreign_host",
         "endpoint/test_access_control.py::test_t12_a_token_is_accepted_from_any_address",
     ),
@@ -266,7 +266,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "scenarios/test_ordinary_days.py::test_finding_s6_a_named_proxy_gives_operators_access_by_the_forwarded_address",
     ),
     # A server to which gitboot connects
-    "Withhold boots": (
+    "Make gitboot withhold boots": (
         "artifacts/test_availability.py::test_only_an_artifact_that_is_certainly_absent_withholds_a_boot",
         "artifacts/test_availability.py::test_artifact_checks_can_be_switched_off",
     ),
@@ -274,7 +274,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "artifacts/test_signatures_keys.py::test_other_openpgp_signatures_are_rejected",
         "artifacts/test_downloads_copies.py::test_a_file_with_a_wrong_digest_is_not_placed",
     ),
-    "Hold a fetch": (
+    "Stall a Git fetch": (
         "git/test_fetch.py::test_finding_c3_a_server_that_sends_slowly_fails_the_fetch_and_another_process_runs_the_next",
         "controller/test_loop.py::test_finding_c3_a_slow_fetch_is_a_condition_until_it_ends",
     ),
