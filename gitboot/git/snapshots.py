@@ -41,6 +41,7 @@ from gitboot.git.repository import (
     read_tree,
 )
 from gitboot.problems import Code, Problem
+from gitboot.text import format_suggestion
 
 WORKTREE: Final = Revision("WORKTREE")
 # These limits protect against nested repetition. Ten folders in each folder, ten levels deep, contain 10,000,000,000
@@ -570,4 +571,6 @@ def _explain_missing_commit(repository: pygit2.Repository, subject: str, rev: st
         message += f": {reason}"
     if repository.is_shallow:
         message += ", and this clone is shallow; fetch more of its history"
-    return message
+    tags = (name.removeprefix("refs/tags/") for name in repository.references if name.startswith("refs/tags/"))
+    suggestion = format_suggestion(rev, (*branches, *tags))
+    return f"{message}; {suggestion}" if suggestion else message

@@ -208,7 +208,7 @@ MESSAGES = [
         "a:\n- b\nc: d\n- e",
         "4:1: GB1001: not YAML: did not find expected key"
         " (while parsing a block mapping that begins on line 1)"
-        " (indent all keys of a mapping equally, or put the whole value in quotes)",
+        " (indent all keys of a mapping equally, and close all quotes)",
     ),
     (
         "- a\nb: c",
@@ -218,11 +218,11 @@ MESSAGES = [
     (
         "x: y\n---\na: [b,\nc\n",
         "5:1: GB1001: not YAML: did not find expected ',' or ']'"
-        " (while parsing a flow sequence that begins on line 3) (close the list with ']')",
+        " (while parsing a flow sequence that begins on line 3) (close the quotes, and close the list with ']')",
     ),
     (
         "a: {b: c d: e}",
-        "1:11: GB1001: not YAML: did not find expected ',' or '}' (close the mapping with '}')",
+        "1:11: GB1001: not YAML: did not find expected ',' or '}' (close the quotes, and close the mapping with '}')",
     ),
     (
         "{a: b} c",

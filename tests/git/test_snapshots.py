@@ -117,6 +117,7 @@ def test_a_folder_that_a_commit_lacks_has_no_files_there(work: WorkTree) -> None
         pytest.param("nowhere", None, "nowhere is not a directory", id="no such directory"),
         pytest.param("fleet/fleet.yaml", None, "is not a directory", id="a file"),
         pytest.param("fleet", "nope", "has no commit nope$", id="no such revision"),
+        pytest.param("fleet", "mian", "has no commit mian; did you mean main[?]$", id="a similar branch"),
         pytest.param("fleet", "HEAD^{tree}", r"has no commit HEAD\^\{tree\}", id="a tree"),
         pytest.param("fleet", "0", "has no commit 0", id="too short an id"),
         pytest.param("fleet", "", "has no commit ", id="nothing"),

@@ -47,7 +47,7 @@ from gitboot.jsonio import format_document, format_instant
 from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.endpoint_files import state_path
-from gitboot.resolve.install_attempts import install_step, is_provisioned, make_adopted_record
+from gitboot.resolve.install_attempts import install_step, make_adopted_record
 from gitboot.resolve.provisioning_record import (
     OPERATOR,
     InstallStep,
@@ -323,9 +323,9 @@ def set_record(
         if is_foreign:
             is_planned = image == record.image
             record = replace(record, image=image, version=version, decision=record.decision if is_planned else None)
-        if is_foreign or install_step(decision, before) is InstallStep.PROVISIONED:
-            if decision.installation is not None and decision.policy and not is_provisioned(decision.policy, record):
-                installed.append(name)
+        is_pending = decision.installation is not None and install_step(decision, record) is InstallStep.PENDING
+        if is_pending and (is_foreign or install_step(decision, before) is InstallStep.PROVISIONED):
+            installed.append(name)
         item = {
             "uuid": decision.uuid,
             "server": name,

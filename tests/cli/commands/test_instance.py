@@ -122,7 +122,10 @@ def test_the_summary_of_records_counts_what_the_rows_show(rack: Rack) -> None:
 
 def test_a_record_set_without_an_instance_takes_effect_at_the_next_reconcile(rack: Rack) -> None:
     said = rack.said("records", "set", "web01", "pending", "--yes", *REASON)
-    assert said.splitlines()[-1] == "recorded web01 as pending: gitboot installs the server when its plan allows (INC-4711)"
+    assert (
+        said.splitlines()[-1]
+        == "recorded web01 as pending: gitboot installs the server when its plan allows (INC-4711)"
+    )
     assert show_records(rack)["web01"]["record"]["provision"] is None
     rack.once(*rack.spool_options)
     assert (rack.blades["web01"].times_set, rack.blades["web02"].times_set) == (1, 0)
