@@ -14,7 +14,7 @@ import click
 from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import count_evaluation_workers, get_results_cache, limit_evaluation
-from gitboot.cli.options import current_time, describe_state_variable, is_path_named
+from gitboot.cli.options import current_time, describe_state_variable, is_path_named, suggest_server
 from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
@@ -46,7 +46,7 @@ from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.acknowledgements import has_ack_line
 from gitboot.review.commit_path import ReviewedCommit
 from gitboot.review.decision_changes import Changes, ReviewedRevision
-from gitboot.text import format_count, format_names, format_suggestion, quote_words
+from gitboot.text import format_count, format_names, quote_words
 
 _ENCODING_BATCH: Final = 1000  # the number of results that gitboot encodes together
 # with fewer files, the evaluation of a fleet is faster than the search for its results in the cache
@@ -149,8 +149,7 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         """Return the decision for a server. Raises `UsageError` with a similar name if the server does not exist."""
         decision = self.decisions.servers.get(server)
         if decision is None:
-            hint = format_suggestion(server, self.decisions.servers, "`gitboot plan` lists the servers")
-            raise UsageError(f"there is no server {server!r}; {hint}")
+            raise UsageError(f"there is no server {server!r}; {suggest_server(server, self.decisions.servers)}")
         return decision
 
     def require_servers(self, names: Iterable[str]) -> None:

@@ -20,7 +20,14 @@ from msgspec import Struct
 
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import get_results_cache, limit_evaluation
-from gitboot.cli.options import combine_options, current_time, read_operator_name, selector_option, state_option
+from gitboot.cli.options import (
+    combine_options,
+    current_time,
+    read_operator_name,
+    selector_option,
+    state_option,
+    suggest_server,
+)
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offline
 from gitboot.controller.instance.state_directory import (
@@ -52,7 +59,7 @@ from gitboot.resolve.provisioning_record import Record, parse_record
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.images import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import HeldCommit
-from gitboot.text import format_suggestion, quote_words
+from gitboot.text import quote_words
 
 # If one of these conditions is false, the records are not reliable, or gitboot does not serve the planned boots.
 _REQUIRED_CONDITIONS: Final = (
@@ -233,8 +240,7 @@ def find_decision(instance: OfflineInstance, server: str) -> Decision:
     servers = instance.commit.decisions.servers
     decision = servers.get(server)
     if decision is None:
-        hint = format_suggestion(server, servers, "`gitboot plan` lists the servers")
-        raise UsageError(f"the accepted commit has no server {server!r}; {hint}")
+        raise UsageError(f"the accepted commit has no server {server!r}; {suggest_server(server, servers)}")
     return decision
 
 

@@ -420,6 +420,11 @@ USE_SHORTER_NAME = "a name in the path has more than 255 bytes; use a shorter na
         ("plan {fleet} --records {file}", 64, "does not contain exported records"),
         ("plan {fleet} --records {empty}", 64, "the folder does not contain exported records"),
         ("plan {fleet} --server web1", 64, "there is no server 'web1'; did you mean web01?"),
+        (
+            f"plan {{fleet}} --server {make_mac('web01').replace(':', '-').upper()}",
+            64,
+            "this is the UUID, a MAC address or the serial number of web01",
+        ),
         ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2 servers"),
         (
             "plan {fleet} --server web01 -l role=db -o json",
