@@ -8,9 +8,11 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
+from pwd import getpwuid
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -274,6 +276,16 @@ class StateDirectory(click.Path):
     def get_missing_message(self, param: click.Parameter, ctx: click.Context | None) -> str:
         del param, ctx
         return "Set --state or the variable GITBOOT_STATE to the instance's state directory."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path. If this user may not read the directory, fail with a command for the user who may."""
+        if os.path.isdir(value) and not os.access(value, os.R_OK | os.X_OK):
+            owner = os.stat(value).st_uid
+            with suppress(KeyError):  # the owner has no name on this host
+                self.fail(
+                    f"You may not read {value}. Use `runuser -u {getpwuid(owner).pw_name} -- gitboot …`", param, ctx
+                )
+        return super().convert(value, param, ctx)
 
 
 state_option = click.option(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from pwd import getpwnam
 from typing import Final
 
 import click
@@ -28,6 +31,7 @@ from scripts.reference import configuration_page
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import write_configuration
 from tests.helpers.instance_with_bmcs import run_command
+from tests.helpers.mirrors import BOUND
 
 UNNAMED: Final = 4_000_000_000  # a user that no machine has
 
@@ -292,3 +296,15 @@ def test_two_values_of_an_option_come_from_a_list_of_the_file_or_a_variable(monk
     done = run_command(*START, *write_configuration(operators_tls=["a"]))
     said = " ".join(done.err.split())
     assert (done.code, "for operators-tls in " in said, "Takes 2 values but 1 " in said) == (64, True, True), done
+
+
+def test_a_state_directory_of_another_user_gets_a_hint_with_this_user(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may create a directory of another user")
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    os.chown(state, getpwnam("nobody").pw_uid, -1)
+    command = (*BOUND, sys.executable, "-m", "gitboot", "status", "--state", str(state))
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == Exit.USAGE
+    assert f"You may not read {state}. Use `runuser -u nobody -- gitboot …`" in done.stderr
