@@ -73,7 +73,7 @@ from gitboot.model.scalars import (
     text,
 )
 from gitboot.problems import Code
-from gitboot.text import find_similar, format_suggestion
+from gitboot.text import find_similar, format_suggestion, printable
 
 # JSON Schema types. Editors use YAML 1.2 for plain scalars, so 3815.2 is a number for them. gitboot reads it as text.
 _ANY_SCALAR = {"type": ["string", "number", "boolean"]}
@@ -341,7 +341,8 @@ def _build_list_reader(kind: Any) -> Reader:
 
     def read_list(value: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            raise Malformed(Code.SHAPE, f"expected a list, found {quote_value(value)}")
+            hint = f"write the list as [{printable(value)}]" if isinstance(value, str) and len(value) <= 60 else ""
+            raise Malformed(Code.SHAPE, f"expected a list, found {quote_value(value)}", hint)
         items: list[Any] = []
         faults: list[Fault] = []
         for index, item in enumerate(value):
@@ -450,7 +451,8 @@ def _make_missing_field(name: str) -> InvalidField:
 
 def _require_mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Malformed(Code.SHAPE, f"expected a mapping, found {quote_value(value)}")
+        hint = "write the mapping as {key: value}" if isinstance(value, str) else ""
+        raise Malformed(Code.SHAPE, f"expected a mapping, found {quote_value(value)}", hint)
     return value
 
 

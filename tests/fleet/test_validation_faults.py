@@ -185,9 +185,7 @@ MESSAGES: Final = {
     "a word for unknown servers that there is not": (
         'expected one of LocalDisk, NotFound, or a mapping with profile, found "Reject" (use one of these values)'
     ),
-    "text where a list belongs": (
-        'spec.kernelArguments: expected a list, found "quiet" (correct the indentation, or the dashes of list items)'
-    ),
+    "text where a list belongs": ('spec.kernelArguments: expected a list, found "quiet" (write the list as [quiet])'),
     "an argument of two lines": (
         r'spec.kernelArguments[0]: expected one kernel argument on one line, found "quiet\nsplash" '
         "(write one argument in each item: name, name=value, or -name to remove an argument)"
