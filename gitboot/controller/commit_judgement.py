@@ -11,15 +11,15 @@ from msgspec import Struct, field, structs
 
 from gitboot.bmc.credentials import CredentialUse, get_credential_use
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
-from gitboot.controller.records.install_boots import describe_server, list_already_installed, may_have_unread_fetch
-from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
-from gitboot.controller.records.provisioning import (
+from gitboot.controller.records.commit_effects import (
     compare_identities_without_base,
     find_inheritances,
     find_lowered_servers,
     find_new_or_reinstalled,
     list_servers_to_install,
 )
+from gitboot.controller.records.install_boots import describe_server, list_already_installed, may_have_unread_fetch
+from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import FleetOrders, InvalidRepository, NotEvaluated
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit, EvaluationResult

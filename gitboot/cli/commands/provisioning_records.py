@@ -39,8 +39,8 @@ from gitboot.cli.options import (
 from gitboot.cli.terminal import echo_wrapped, format_table, wrap_text
 from gitboot.controller.instance.assembly import OfflineInstance, simulate_initialisation
 from gitboot.controller.operator_requests import BeginWithRecords, ConfirmClock, SetRecords
+from gitboot.controller.records.commit_effects import list_servers_to_install
 from gitboot.controller.records.ledger_trust import InitMode, describe_unverified_ledger
-from gitboot.controller.records.provisioning import list_servers_to_install
 from gitboot.errors import UsageError
 from gitboot.fetchlog.spool import read_new_lines
 from gitboot.jsonio import format_document, format_instant

@@ -59,13 +59,7 @@ from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import find_attempt_image
 from gitboot.resolve.plan_at_time import release_key
-from gitboot.resolve.provisioning_record import (
-    CONSUMED_GRACE,
-    FETCHED,
-    PROGRESS,
-    REPORTED,
-    StepEvidence,
-)
+from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCHED, PROGRESS, REPORTED, StepEvidence
 from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import WAITING_CAUSES, Cause, Offer, Phase
 

@@ -231,6 +231,14 @@ def is_maintenance_key(key: str) -> bool:
     return key.startswith("maintenance/")
 
 
+def select_maintenance_serves(record: Record | None) -> tuple[UnknownServe, ...]:
+    """Return the maintenance boots in a record that may have been served.
+
+    These boots stay in the record when the record of an installation changes.
+    """
+    return tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)) if record is not None else ()
+
+
 def is_outdated(offer: Offer, record: Record) -> bool:
     """Return whether newer evidence or an operator's decision has superseded this offer.
 
@@ -301,7 +309,7 @@ def apply_provisioned(offer: Offer, record: Record, provisioned_at: datetime, ev
         consumed_at=None,
         consumed_key=None,
         overwritten_by=None,
-        unknown_serves=tuple(each for each in record.unknown_serves if is_maintenance_key(each.key)),
+        unknown_serves=select_maintenance_serves(record),
     )
     suffix = ", according to its fetches" if evidence == FETCHED else ""
     return new_record, f"installed provision {number} with BootImage/{offer.image}{suffix}"

@@ -19,7 +19,7 @@ from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import extend_power_records
 from gitboot.controller.instance_state import AcceptanceState
 from gitboot.controller.maintenance_hooks import ClearanceChange
-from gitboot.controller.records import evidence, ledger_trust, provisioning
+from gitboot.controller.records import evidence, first_records, ledger_trust, provisioning
 from gitboot.controller.records.install_boots import collect_rollbacks
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.evaluator.protocol import Commit
@@ -185,8 +185,8 @@ def _apply_acceptance(update: LedgerUpdate, batch: Batch) -> None:
     )
     if steps.lost is not None:
         update.lost_identities = steps.lost
-    provisioning.adopt_lowered_servers(update, accepted.decisions, steps.lowered)
-    provisioning.drop_moved_machines(update, steps.moves, accepted.machines)
+    first_records.adopt_lowered_servers(update, accepted.decisions, steps.lowered)
+    first_records.drop_moved_machines(update, steps.moves, accepted.machines)
     update.next_decision_number()
 
 
@@ -221,7 +221,7 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
     adapts the records to the changed servers.
     """
     if update.recorded_commit != commit.revision:
-        provisioning.record_new_servers(
+        first_records.record_new_servers(
             update,
             commit,
             batch.changed_servers,
@@ -241,9 +241,9 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
         evidence.record_fetches(update, batch.fetches, commit)
     update.spool_offsets = batch.spool_offsets  # stored together with the fetches
     if batch.unoffered_boots:
-        provisioning.drop_records_with_unoffered_boots(update, commit, batch.unoffered_boots)
+        first_records.drop_records_with_unoffered_boots(update, commit, batch.unoffered_boots)
     if batch.changed_servers or update.new_records:
-        provisioning.extend_maintenance_runs(update, commit, batch.changed_servers)
+        first_records.extend_maintenance_runs(update, commit, batch.changed_servers)
         _update_drains(update, commit, batch.changed_servers)
     if update.before.power_records or update.power_records.new:
         extend_power_records(update, commit, batch.changed_servers)
