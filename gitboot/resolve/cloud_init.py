@@ -10,6 +10,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import yaml
@@ -18,6 +19,8 @@ from gitboot.model.scalars import Malformed, make_user_data_fault, quote_value
 
 if TYPE_CHECKING:
     from email.message import Message
+
+    from jinja2 import Environment
 
 
 # Part types by the text at the beginning of the part. Source: cloudinit/handlers/__init__.py.
@@ -208,10 +211,7 @@ class _Reader:
                 "write only `## template: jinja` on the first line",
                 part.first_line,
             )
-        # gitboot imports this module here, because little user data contains templates
-        from gitboot.resolve.cloud_init_templates import parse_template
-
-        body = parse_template(rest, part.name, part.first_line)
+        body = _parse_template(rest, part.name, part.first_line)
         if body is None:
             self.is_complete = False
             return
@@ -460,3 +460,62 @@ def _split_archive(part: _Part) -> Iterator[_Part]:
         if not type:
             type = _detect_type(content, _CONFIG if isinstance(content, str) else "application/octet-stream")
         yield _Part(name, type.lower(), content, 0, {str(key).lower(): str(value) for key, value in headers.items()})
+
+
+# Jinja templates. Source: cloudinit/templater.py.
+
+
+@cache
+def _build_jinja_environment() -> Environment:
+    """Return a Jinja2 environment that only parses templates.
+
+    The optimizer is off, because computing a constant expression can take arbitrarily long.
+    """
+    from jinja2 import Environment, pass_context
+
+    return Environment(
+        trim_blocks=True,
+        extensions=["jinja2.ext.do"],
+        optimized=False,
+        finalize=pass_context(lambda _, value: value),
+        autoescape=False,  # noqa: S701 - gitboot never renders these templates
+    )
+
+
+def _parse_template(source: str, name: str, first_line: int) -> str | None:
+    """Return the text before the first expression in a Jinja part, or None if the part begins with an expression.
+
+    ``name`` is the name of the part in error messages. ``first_line`` is the number of the line in the user data where
+    the part starts, or 0 if the number is unknown.
+    """
+    # imported here, because little user data contains templates
+    from jinja2 import nodes
+    from jinja2.exceptions import TemplateError, TemplateSyntaxError
+
+    environment = _build_jinja_environment()
+    try:
+        tree = environment.parse(source)
+        environment.compile(source, raw=True)  # this raises an error for an unknown filter or test
+    except (TemplateError, RecursionError, ValueError) as error:
+        line = error.lineno if isinstance(error, TemplateSyntaxError) else 1
+        raise make_user_data_fault(
+            f"cloud-init cannot read the Jinja template in {name}, so it ignores the template: {error}",
+            "correct the Jinja template, and put it between `{% raw %}` and `{% endraw %}`",
+            first_line and first_line + line,
+        ) from None
+    kinds: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+    if (other := tree.find(kinds)) is not None:
+        raise make_user_data_fault(
+            f"the Jinja template in {name} uses another template, but cloud-init does not support this",
+            "copy the text of the other template into this template",
+            first_line and first_line + other.lineno,
+        )
+    start = ""
+    for statement in tree.body:
+        if not isinstance(statement, nodes.Output):
+            return start if start.strip() else None
+        for expression in statement.nodes:
+            if not isinstance(expression, nodes.TemplateData):
+                return start if start.strip() else None
+            start += expression.data
+    return start if "{" in source else source
