@@ -11,10 +11,8 @@ from msgspec import structs
 from gitboot.child_processes import pause_garbage_collection
 from gitboot.controller.instance_state import InstanceState, LastFetch
 from gitboot.controller.reconcile_inputs import Components, ReconcileContext
-from gitboot.controller.stages.ask import ask
-from gitboot.controller.stages.plan import plan
-from gitboot.controller.stages.publish import publish
-from gitboot.controller.stages.report import report
+from gitboot.controller.stages.publish import plan, publish, report
+from gitboot.controller.stages.start_bmc_tasks import start_bmc_tasks
 from gitboot.controller.stages.update_ledger import accept, learn, resume, take_in, write_ledger
 from gitboot.errors import LedgerError
 from gitboot.status.conditions import Condition, Event, find_remedy
@@ -37,7 +35,7 @@ _TO_LEDGER: Final[_Stages] = (
 _FROM_LEDGER: Final[_Stages] = (
     (Stage.PLAN, plan),
     (Stage.PUBLISH, publish),
-    (Stage.ASK, ask),
+    (Stage.ASK, start_bmc_tasks),
     (Stage.REPORT, report),
 )
 

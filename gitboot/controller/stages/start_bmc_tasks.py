@@ -1,4 +1,4 @@
-"""Ask: start the BMC tasks that are due."""
+"""Start BMC tasks: start the BMC tasks that are due."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gitboot.errors import LedgerError
 from gitboot.model.scalars import SystemUuid
 
 
-def ask(state: InstanceState, context: ReconcileContext) -> InstanceState:
+def start_bmc_tasks(state: InstanceState, context: ReconcileContext) -> InstanceState:
     """Start the BMC tasks that are due. The files are already published, so machines can fetch them after a reset."""
     if (commit := state.commit) is None:
         return state
