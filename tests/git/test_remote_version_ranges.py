@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gitboot.errors import UsageError
-from gitboot.git.version_ranges import find_highest_tag, is_range, parse_range
+from gitboot.git.remote import find_highest_tag, is_range, parse_range
 from tests.helpers.cases import for_each
 
 TAGS = [
