@@ -22,7 +22,8 @@ from msgspec import structs
 from pyghmi.ipmi.bmc import Bmc
 from pyghmi.ipmi.private.session import Session
 
-from gitboot.bmc.credentials import Credentials, read_trust, render_access_file
+from gitboot.bmc.access_file import read_trust, render_access_file
+from gitboot.bmc.credentials import Credentials
 from gitboot.bmc.identity import AnotherMachine, ReportedIdentity, SameMachine
 from gitboot.bmc.ipmi import IpmiConnection, _parse_override, parse_system_guid
 from gitboot.bmc.override_session import BmcTask, OverrideSession, TaskOutcome, TaskResult

@@ -156,8 +156,8 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "Looser guards": ("review/test_guards.py::test_a_commit_that_loosens_its_own_guards_is_judged_by_the_old_ones",),
     "Stolen BMC passwords": (
-        "bmc/test_credentials_access.py::test_t2_a_pull_request_cannot_send_credentials_outside_their_networks",
-        "bmc/test_credentials_access.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it",
+        "bmc/test_access_file.py::test_t2_a_pull_request_cannot_send_credentials_outside_their_networks",
+        "bmc/test_access_file.py::test_t2_a_new_bmc_is_held_until_somebody_with_a_shell_allows_it",
     ),
     "Files outside the fleet": (
         "cli/commands/test_init_ci_hostile.py::test_finding_s15_a_symlink_in_place_of_the_fleet_folder_is_rejected",
@@ -363,7 +363,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
         "test_http_client.py::test_finding_s16_tokens_are_sent_only_by_https_or_to_this_machine",
         "controller/test_forge.py::test_finding_s16_the_token_of_a_forge_is_sent_by_http_only_if_that_is_allowed",
         "git/test_remote.py::test_a_remote_that_cannot_work_is_a_usage_error",
-        "bmc/test_credentials_access.py::test_t2_the_access_file_states_which_bmcs_get_the_credentials",
+        "bmc/test_access_file.py::test_t2_the_access_file_states_which_bmcs_get_the_credentials",
     ),
     "Unknown hosts": (
         "git/test_remote.py::test_a_host_must_have_a_known_key",
@@ -382,7 +382,7 @@ TESTED_BY: Final[Mapping[str, tuple[str, ...]]] = {
     "Secrets in the ledger": (
         "endpoint/test_boot_responses_secrets.py::"
         "test_a_machine_fetches_its_secret_while_it_is_installed_and_never_after",
-        "bmc/test_credentials_access.py::test_a_backup_of_the_ledger_contains_no_bmc_password_and_no_token_key",
+        "bmc/test_access_file.py::test_a_backup_of_the_ledger_contains_no_bmc_password_and_no_token_key",
     ),
     "A restored copy": (
         "docs/test_operations.py::test_a_ledger_from_an_older_backup_is_detected_and_sets_nothing",

@@ -15,7 +15,8 @@ from typing import Final
 import click
 
 from gitboot.artifacts.boot_loaders import HEAD, find_program_fault
-from gitboot.bmc.credentials import FILE, get_credential_use, read_trust, render_access_file
+from gitboot.bmc.access_file import FILE, read_trust, render_access_file
+from gitboot.bmc.credentials import get_credential_use
 from gitboot.bmc.worker_pool import open_connections
 from gitboot.child_processes import raise_open_file_limit
 from gitboot.cli.commands.bmc_enroll import enroll

@@ -13,14 +13,8 @@ from typing import Any, Final, NoReturn
 import click
 from msgspec import Struct, structs
 
-from gitboot.bmc.credentials import (
-    CredentialDirectory,
-    Credentials,
-    EnrolledBmc,
-    Trust,
-    extend_access_file,
-    get_certificate_key,
-)
+from gitboot.bmc.access_file import EnrolledBmc, Trust, extend_access_file, get_certificate_key
+from gitboot.bmc.credentials import CredentialDirectory, Credentials
 from gitboot.bmc.scan import (
     Discrepancy,
     DiscrepancyKind,

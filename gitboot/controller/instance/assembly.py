@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from msgspec import Struct, field, structs
 
 from gitboot.artifacts.availability import ArtifactWatch, ReadResults, Sighting, ThreadedArtifactWatch
-from gitboot.bmc.credentials import is_covered
+from gitboot.bmc.access_file import is_covered
 from gitboot.bmc.override_state import OverrideRecord
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.bmc.worker_pool import BmcPool

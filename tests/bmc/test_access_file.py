@@ -15,15 +15,8 @@ from typing import Any
 
 import pytest
 
-from gitboot.bmc.credentials import (
-    CredentialDirectory,
-    Credentials,
-    Trust,
-    is_covered,
-    normalize_origin,
-    read_trust,
-    render_access_file,
-)
+from gitboot.bmc.access_file import Trust, is_covered, read_trust, render_access_file
+from gitboot.bmc.credentials import CredentialDirectory, Credentials, normalize_origin
 from gitboot.bmc.redfish.client import BmcConnection
 from gitboot.bmc.redfish.transport import ConnectionPolicy
 from gitboot.bmc.worker_pool import ConnectionCache
