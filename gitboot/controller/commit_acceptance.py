@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
+from gitboot.controller.boot_stops import find_released_servers
 from gitboot.controller.commit_judgement import (
     Candidate,
     CommitJudge,
@@ -28,17 +29,9 @@ from gitboot.controller.instance_state import (
     format_accepted_commit,
     format_rejection,
 )
-from gitboot.controller.operator_requests import find_released_servers
 from gitboot.controller.records.install_boots import find_newly_withheld, merge_withheld_boots, remove_withheld_boots
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
-from gitboot.errors import (
-    CorruptClone,
-    InvalidRepository,
-    NotEvaluated,
-    OperatorError,
-    SourceError,
-    TemporaryError,
-)
+from gitboot.errors import CorruptClone, InvalidRepository, NotEvaluated, OperatorError, SourceError, TemporaryError
 from gitboot.evaluator.client import EvaluatorClient
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import BmcAccess

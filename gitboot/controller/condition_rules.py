@@ -10,6 +10,7 @@ from typing import Any, Final
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting, is_withheld
+from gitboot.controller.boot_stops import find_fleet_stop
 from gitboot.controller.commit_judgement import describe_ack_message, format_ack_instructions, format_held_commit
 from gitboot.controller.current_plans import ImageFile
 from gitboot.controller.instance_state import (
@@ -19,7 +20,6 @@ from gitboot.controller.instance_state import (
     format_failed_resume,
     format_rejection,
 )
-from gitboot.controller.operator_requests import find_fleet_stop
 from gitboot.controller.records.ledger_trust import (
     CLOCK_TEXTS,
     describe_clock_lag,

@@ -13,10 +13,10 @@ import msgspec
 from msgspec import Struct, structs
 
 from gitboot.controller.bmcs.schedule import Schedule
+from gitboot.controller.boot_stops import may_instance_act
 from gitboot.controller.commit_judgement import Candidate, CommitJudgement, format_exceeded_limits, list_ack_lines
 from gitboot.controller.current_plans import Plans
 from gitboot.controller.maintenance_hooks import HookFailure
-from gitboot.controller.operator_requests import may_instance_act
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import FleetOrders
 from gitboot.evaluator.protocol import Commit

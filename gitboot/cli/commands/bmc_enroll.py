@@ -44,14 +44,7 @@ from gitboot.cli.evaluated_fleet import find_fleet_file, load_fleet
 from gitboot.cli.evaluator_child import evaluator_command
 from gitboot.cli.instance_client import confirm_or_abort
 from gitboot.cli.main import Command, Exit
-from gitboot.cli.options import (
-    VARIABLES,
-    OutputOption,
-    current_time,
-    output_option,
-    path_option,
-    read_operator_name,
-)
+from gitboot.cli.options import VARIABLES, OutputOption, current_time, output_option, path_option, read_operator_name
 from gitboot.cli.terminal import format_table, show_progress, wrap_text
 from gitboot.controller.instance.state_directory import LEDGER, has_ledger, lock, make_private, require_active
 from gitboot.controller.operator_requests import BeginWithRecords

@@ -19,6 +19,7 @@ from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
+from gitboot.controller.boot_stops import find_stop_scope
 from gitboot.controller.checkpoint import MIN_SERVERS, Checkpoint
 from gitboot.controller.current_plans import WindowWatch, find_changed_servers, replan
 from gitboot.controller.instance import state_directory
@@ -26,7 +27,6 @@ from gitboot.controller.instance.assembly import find_ledger
 from gitboot.controller.instance.git_source import build_source, check_repository
 from gitboot.controller.instance.settings import CheckAssets, Settings
 from gitboot.controller.instance_state import AcceptanceState, InstanceState, can_plan
-from gitboot.controller.operator_requests import find_stop_scope
 from gitboot.controller.publication import DatedPath, publish_plans
 from gitboot.controller.records.install_boots import list_offers
 from gitboot.controller.records.ledger_changes import Batch, apply_batch

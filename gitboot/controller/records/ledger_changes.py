@@ -17,6 +17,7 @@ from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import extend_power_records
+from gitboot.controller.boot_stops import apply_stoppage
 from gitboot.controller.instance_state import AcceptanceState
 from gitboot.controller.maintenance_hooks import ClearanceChange
 from gitboot.controller.records import evidence, first_records, ledger_trust, provisioning
@@ -97,7 +98,7 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
     if batch.clock_state is not None:
         _apply_heartbeat(update, batch, batch.clock_state)
     if batch.stoppage is not None:
-        operator_requests.apply_stoppage(update, batch.stoppage)
+        apply_stoppage(update, batch.stoppage)
     operator_requests.carry_out_requests(update, batch.requests, batch.commit, batch.held)
     update.events += batch.events
     _apply_acceptance(update, batch)

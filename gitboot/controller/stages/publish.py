@@ -9,10 +9,10 @@ from typing import Final
 from msgspec import structs
 
 from gitboot.controller.bmcs.schedule import Schedule, find_machines_without_task
+from gitboot.controller.boot_stops import find_stop_scope
 from gitboot.controller.condition_rules import build_condition_events, conditions
 from gitboot.controller.current_plans import Plans, find_changed_servers, replan
 from gitboot.controller.instance_state import AcceptanceState, InstanceState, TargetState
-from gitboot.controller.operator_requests import find_stop_scope
 from gitboot.controller.publication import LedgerOfferRecorder, publish_plans
 from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.records import ledger_changes, ledger_snapshot
