@@ -51,6 +51,12 @@ def is_provisioned(policy: PolicyDecision, record: Record) -> bool:
     return True
 
 
+def is_install_pending(decision: Decision, record: Record) -> bool:
+    """Return whether the policy installs the server once, and this installation is not complete."""
+    policy = decision.policy
+    return policy is not None and decision.installation is not None and not is_provisioned(policy, record)
+
+
 def is_overwritten(record: Record, provision: int) -> bool:
     """Return whether a maintenance overwrote a server that had been installed with at least this provision number."""
     return record.overwritten_by is not None and record.provision is not None and record.provision >= provision

@@ -46,7 +46,7 @@ _COMPUTED_TYPES: Final[dict[tuple[str, str], set[str]]] = {
     },
     ("controller/maintenance_hooks.py", "event"): {"MaintenanceApproved", "DrainStarted", "Drained"},
     ("controller/operator_requests.py", "event_type"): {"Requested", "RecordsBegun"},
-    ("controller/records/provisioning.py", "type"): {"Provisioned", "MaintenanceBooted", "MaintenanceStarted"},
+    ("controller/records/provisioning.py", "event_type"): {"Provisioned", "MaintenanceBooted", "MaintenanceStarted"},
     ("controller/records/provisioning.py", "str(attempt.step)"): {
         str(each) for each in (InstallStep.ATTEMPTED, InstallStep.STARTED, InstallStep.FAILED)
     },

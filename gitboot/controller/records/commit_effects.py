@@ -9,9 +9,8 @@ from gitboot.controller.records.install_boots import describe_server
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import LostIdentity
-from gitboot.model.boot_policy import NetworkBoot
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.install_attempts import HIGHEST_NEW_PROVISION, highest_served_provision, is_provisioned
+from gitboot.resolve.install_attempts import HIGHEST_NEW_PROVISION, highest_served_provision, is_install_pending
 from gitboot.resolve.provisioning_record import Record
 from gitboot.resolve.server_decision import Decision, Decisions
 from gitboot.review.reinstalls import GainedIdentity, Inheritance, find_gained_identities, find_lost_machine_identities
@@ -39,25 +38,20 @@ def list_servers_to_install(snapshot: LedgerSnapshot, decisions: Decisions) -> t
     return tuple(
         decision.server
         for decision in decisions.servers.values()
-        if decision.policy is not None
-        and decision.policy.boot is not None
-        and decision.policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-        and not is_provisioned(decision.policy, snapshot.records.get(decision.uuid, Record()))
+        if is_install_pending(decision, snapshot.records.get(decision.uuid, Record()))
     )
 
 
 def find_new_or_reinstalled(snapshot: LedgerSnapshot, decisions: Iterable[Decision]) -> Iterator[Decision]:
     """Yield the servers in an instance's first commit that are new to the ledger or would be installed again."""
     for decision in decisions:
-        record, policy = snapshot.records.get(decision.uuid), decision.policy
+        record, boot = snapshot.records.get(decision.uuid), decision.installation
         is_reinstalled = (
             record is not None
             and record.provision is not None
-            and policy is not None
-            and policy.boot is not None
-            and policy.boot.writes_disk
-            and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-            and not is_provisioned(policy, record)
+            and boot is not None
+            and boot.writes_disk
+            and is_install_pending(decision, record)
         )
         if is_reinstalled or decision.uuid not in snapshot.accepted_machines:
             yield decision

@@ -21,9 +21,9 @@ from gitboot.controller.records.install_boots import (
 )
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.provisioning import (
-    complete_installation,
+    complete_installation_if_proven,
+    drop_intents_of_served_boot,
     record_boot_consumed,
-    record_boot_served,
     record_disk_boot,
     record_foreign_fetch,
     record_install_step,
@@ -165,7 +165,7 @@ def record_fetches(update: LedgerUpdate, new_fetches: Iterable[Fetch], commit: C
             _record_fetch(update, fetch, commit, spec.evidence)
             is_sent_by_mirror = not (observation.server or observation.is_open_intent or observation.is_report)
             if observation.outcome is Outcome.SERVED or is_sent_by_mirror:
-                record_boot_served(update, fetch.offer)
+                drop_intents_of_served_boot(update, fetch.offer)
         elif _consumes_boot(fetch):
             record_intent(update, fetch.offer, observation, is_early=observation.intent not in intents)
 
@@ -258,7 +258,7 @@ def _record_proof(update: LedgerUpdate, offer: Offer, observation: Observation, 
             is_started=observation.is_from_system,
         )
     elif kind is fleet.Evidence.FETCHED:
-        complete_installation(update, offer, FETCHED)
+        complete_installation_if_proven(update, offer, FETCHED)
     else:
         return "Attempted"
     return "Provisioned"

@@ -12,7 +12,7 @@ from msgspec import structs
 from gitboot.controller.records.install_boots import find_report_offer, select_maintenance_serves
 from gitboot.controller.records.ledger_snapshot import LedgerUpdate
 from gitboot.controller.records.ledger_trust import find_unverified_reason
-from gitboot.controller.records.provisioning import complete_installation
+from gitboot.controller.records.provisioning import advise_check, complete_installation_if_proven
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.fleet.identities import Machine, Moves, find_changed_uuids
@@ -33,12 +33,12 @@ from gitboot.resolve.install_attempts import (
 from gitboot.resolve.plan_at_time import extend_consumed_runs
 from gitboot.resolve.provisioning_record import ADOPTED, DECLARED, FETCHED, Record, find_last_seen
 from gitboot.resolve.server_decision import Decision, Decisions
-from gitboot.text import format_names, quote_words
+from gitboot.text import format_names
 
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 
-def record_new_servers(
+def update_records_for_commit(
     update: LedgerUpdate,
     commit: Commit,
     changed: Collection[str],
@@ -47,7 +47,9 @@ def record_new_servers(
     *,
     removed: Collection[SystemUuid] | None = None,
 ) -> None:
-    """Write a first record for each server that is new to the ledger.
+    """Update the records after a commit: write first records, adopt servers, and complete installations.
+
+    Also record which machines the commit adds and removes.
 
     ``changed`` are the names of the servers that the commit changes (at first, all servers), and ``installing``
     contains at least the unchanged servers that are being installed. ``removed`` are the machines that the commit
@@ -61,27 +63,10 @@ def record_new_servers(
     if find_unverified_reason(update.facts, decisions) is not None:
         update.recorded_commit = None
         return
-    known_machines, accepted = update.before.machines, update.before.accepted_machines
     machines = commit.select_machines({*changed, *commit.select_server_names(update.dropped)})
-    new_machines = [
-        machine
-        for machine in machines
-        if machine.uuid not in update.machines
-        and update.record(machine.uuid) is None
-        # Include known boards too, because a commit may declare later that such a board replaces another one.
-        and (machine.uuid not in accepted or machine.uuid in update.dropped or machine.replaces is not None)
-    ]
-    if new_machines:
+    if new_machines := _select_new_machines(update, machines):
         _write_first_records(update, commit, new_machines, introduced)
-    update.machines |= {
-        machine.uuid: machine
-        for machine in machines
-        if known_machines.get(machine.uuid) != machine or machine.uuid not in accepted
-    }
-    if removed is not None:
-        update.removed_machines |= accepted.intersection(removed)
-    else:
-        update.removed_machines |= {uuid for uuid in accepted if uuid not in commit.machines}
+    _record_machines(update, commit, machines, removed)
     _adopt_servers_with_number_0(update, decisions, machines)
     _adopt_by_first_policy(update, decisions, machines)
     if decisions.evidence is Evidence.DECLARED:
@@ -94,49 +79,32 @@ def record_new_servers(
     update.recorded_commit = commit.revision
 
 
-def drop_moved_machines(update: LedgerUpdate, moves: Moves, machines: Mapping[SystemUuid, Machine]) -> None:
-    """Drop the records of machines that moved to another site, from another site, or between other sites.
-
-    These machines do not count as new. If a machine in ``machines`` moved from another site, also drop the records of
-    its earlier boards, because the other site may have installed the machine since.
-    """
+def _select_new_machines(update: LedgerUpdate, machines: Iterable[Machine]) -> list[Machine]:
+    """Return the machines that need a first record."""
     accepted = update.before.accepted_machines
-    update.departed = {machine.uuid: machine for machine in moves.departed if machine.uuid not in accepted}
-    moved = set(moves.machines)
-    for uuid in moves.arrived:
-        if uuid in machines:
-            moved.update(_list_boards(update, machines[uuid].replaces))
-    update.dropped = frozenset(uuid for uuid in moved if update.record(uuid) is not None)
-    for uuid in update.dropped:
-        update.new_records.pop(uuid, None)
+    return [
+        machine
+        for machine in machines
+        if machine.uuid not in update.machines
+        and update.record(machine.uuid) is None
+        # Include known boards too, because a commit may declare later that such a board replaces another one.
+        and (machine.uuid not in accepted or machine.uuid in update.dropped or machine.replaces is not None)
+    ]
 
 
-def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
-    """Drop a server's record if an endpoint served the server a newer boot that this ledger never offered.
-
-    Such a ledger is an older copy, and the served boot may have installed the server.
-    """
-    if find_unverified_reason(update.facts, commit.decisions) is not None:
-        return
-    outdated: dict[SystemUuid, str] = {}  # the names of servers by UUID
-    for boot in boots:
-        decision = commit.decisions.servers.get(boot.server)
-        record = update.record(decision.uuid) if decision is not None else None
-        if decision is not None and record is not None and (find_last_seen(record) or _NEVER) < boot.at:
-            outdated[decision.uuid] = boot.server
-    if not outdated:
-        return
-    update.dropped |= frozenset(outdated)
-    for uuid in outdated:
-        update.new_records.pop(uuid, None)
-    names = sorted(outdated.values())
-    update.add_event(
-        "ServerUnknown",
-        f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so gitboot does not know "
-        f"what is installed. Check the server, then run gitboot records set {quote_words(names[0])}",
-        warning=True,
-        servers=names,
-    )
+def _record_machines(
+    update: LedgerUpdate, commit: Commit, machines: Iterable[Machine], removed: Collection[SystemUuid] | None
+) -> None:
+    """Record which machines the commit adds, changes and removes."""
+    known_machines, accepted = update.before.machines, update.before.accepted_machines
+    update.machines |= {
+        machine.uuid: machine
+        for machine in machines
+        if known_machines.get(machine.uuid) != machine or machine.uuid not in accepted
+    }
+    if removed is None:
+        removed = accepted - commit.machines.keys()
+    update.removed_machines |= accepted.intersection(removed)
 
 
 def _write_first_records(
@@ -169,9 +137,7 @@ def _write_first_records(
         elif (new_record := classification.record(decision)) is not None:
             update.write_record(machine.uuid, machine.name, new_record)
     for why, names in sorted(unknown.items()):
-        message = (
-            f"{format_names(names)}: {why}. Check the server, then run gitboot records set {quote_words(names[0])}"
-        )
+        message = f"{format_names(names)}: {why}. {advise_check(names[0])}"
         if commit.fleet.has_instances_by_site:
             message += (
                 ". If another site managed the server before, run gitboot records take-over with the file from that "
@@ -181,7 +147,9 @@ def _write_first_records(
 
 
 def _find_served_before(update: LedgerUpdate, decision: Decision) -> int | None:
-    """Return the highest provision number with which a machine was installed or may have booted with an earlier board.
+    """Return the highest provision number that an earlier board of a machine was installed with, or may have booted.
+
+    Return None if there is no such number.
 
     A boot without a fetch leaves only an override. gitboot may read the fetch of a boot loader only after the commit
     that names the new board.
@@ -324,7 +292,7 @@ def _complete_installations(update: LedgerUpdate, decisions: Decisions, machines
             offer = structs.replace(
                 offer, image=find_attempt_image(attempt) or offer.image, number=update.facts.sequence
             )
-            complete_installation(update, offer, FETCHED)
+            complete_installation_if_proven(update, offer, FETCHED)
 
 
 def extend_maintenance_runs(update: LedgerUpdate, commit: Commit, changed: Collection[str]) -> None:
@@ -335,3 +303,51 @@ def extend_maintenance_runs(update: LedgerUpdate, commit: Commit, changed: Colle
         if record is not None and record.runs:
             new_record = extend_consumed_runs(record, commit.decisions.servers[machine.name])
             update.write_record(machine.uuid, machine.name, new_record)
+
+
+# Dropped records
+
+
+def drop_moved_machines(update: LedgerUpdate, moves: Moves, machines: Mapping[SystemUuid, Machine]) -> None:
+    """Drop the records of machines that moved to another site, from another site, or between other sites.
+
+    These machines do not count as new. If a machine in ``machines`` moved from another site, also drop the records of
+    its earlier boards, because the other site may have installed the machine since.
+    """
+    accepted = update.before.accepted_machines
+    update.departed = {machine.uuid: machine for machine in moves.departed if machine.uuid not in accepted}
+    moved = set(moves.machines)
+    for uuid in moves.arrived:
+        if uuid in machines:
+            moved.update(_list_boards(update, machines[uuid].replaces))
+    update.dropped = frozenset(uuid for uuid in moved if update.record(uuid) is not None)
+    for uuid in update.dropped:
+        update.new_records.pop(uuid, None)
+
+
+def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boots: Iterable[Observation]) -> None:
+    """Drop a server's record if an endpoint served the server a newer boot that this ledger never offered.
+
+    Such a ledger is an older copy, and the served boot may have installed the server.
+    """
+    if find_unverified_reason(update.facts, commit.decisions) is not None:
+        return
+    outdated: dict[SystemUuid, str] = {}  # the names of servers by UUID
+    for boot in boots:
+        decision = commit.decisions.servers.get(boot.server)
+        record = update.record(decision.uuid) if decision is not None else None
+        if decision is not None and record is not None and (find_last_seen(record) or _NEVER) < boot.at:
+            outdated[decision.uuid] = boot.server
+    if not outdated:
+        return
+    update.dropped |= frozenset(outdated)
+    for uuid in outdated:
+        update.new_records.pop(uuid, None)
+    names = sorted(outdated.values())
+    update.add_event(
+        "ServerUnknown",
+        f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so gitboot does not know "
+        f"what is installed. {advise_check(names[0])}",
+        warning=True,
+        servers=names,
+    )

@@ -20,9 +20,10 @@ from gitboot.controller.bmcs.desired_state import extend_power_records
 from gitboot.controller.boot_stops import apply_stoppage
 from gitboot.controller.instance_state import AcceptanceState
 from gitboot.controller.maintenance_hooks import ClearanceChange
-from gitboot.controller.records import evidence, first_records, ledger_trust, provisioning
+from gitboot.controller.records import evidence, first_records, ledger_trust
 from gitboot.controller.records.install_boots import collect_rollbacks
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
+from gitboot.controller.records.provisioning import Observability, is_unobservable
 from gitboot.evaluator.protocol import Commit
 from gitboot.fetchlog.log_entries import Observation
 from gitboot.ledger.instance_tables import Request
@@ -222,7 +223,7 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
     adapts the records to the changed servers.
     """
     if update.recorded_commit != commit.revision:
-        first_records.record_new_servers(
+        first_records.update_records_for_commit(
             update,
             commit,
             batch.changed_servers,
@@ -297,14 +298,12 @@ def _update_unobservable(update: LedgerUpdate, commit: Commit, changed: Collecti
     for uuid in uuids & commit.machines.keys():
         machine = commit.machines[uuid]
         has_override = any(override.state.is_open for override in update.overrides.list_records(uuid))
-        if provisioning.is_unobservable(
-            commit.decisions.servers[machine.name],
-            machine,
-            update.record(uuid),
-            required,
+        observability = Observability(
+            has_bmc=machine.bmc is not None,
             observes_fetches=observes,
             sets_overrides=sets_overrides or has_override,
-        ):
+        )
+        if is_unobservable(commit.decisions.servers[machine.name], update.record(uuid), required, observability):
             unobservable.add(uuid)
     if uuids:
         update.unobservable = (update.unobservable - uuids) | unobservable

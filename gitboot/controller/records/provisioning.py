@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Final
 
+from msgspec import Struct
+
+from gitboot.bmc.override_state import OverrideState
 from gitboot.controller.records.install_boots import (
     apply_boot_served,
     apply_disk_boot,
@@ -28,11 +30,10 @@ from gitboot.controller.records.install_boots import (
 from gitboot.controller.records.ledger_snapshot import LedgerUpdate
 from gitboot.errors import UsageError
 from gitboot.fetchlog.log_entries import Observation, Outcome
-from gitboot.fleet.identities import Machine
 from gitboot.model.boot_policy import NetworkBoot, OverrideMode
 from gitboot.model.fleet import Evidence
 from gitboot.model.scalars import SystemUuid
-from gitboot.resolve.install_attempts import has_all_evidence, is_provisioned
+from gitboot.resolve.install_attempts import has_all_evidence, is_install_pending
 from gitboot.resolve.plan_at_time import is_current_run_consumed
 from gitboot.resolve.provisioning_record import (
     CONSUMED,
@@ -46,6 +47,7 @@ from gitboot.resolve.provisioning_record import (
 )
 from gitboot.resolve.server_decision import Boot, Decision
 from gitboot.resolve.server_plan import Offer, Phase
+from gitboot.text import quote_words
 
 _MAX_AHEAD: Final = timedelta(seconds=30)  # how far an endpoint's clock may be ahead
 
@@ -69,7 +71,7 @@ def record_provisioned(update: LedgerUpdate, offer: Offer, provisioned_at: datet
     update.add_event(
         "WithdrawnBootInstalled",
         f"{offer.server}: booted {image} although the accepted commit had withdrawn this boot, so the contents of the "
-        f"server's disks are unknown ({evidence}). Check the server, then run gitboot records set {offer.server}",
+        f"server's disks are unknown ({evidence}). {advise_check(offer.server)}",
         warning=True,
         server=offer.server,
         evidence=evidence,
@@ -93,14 +95,14 @@ def record_maintenance_boot(
 
 
 def _write_with_event(
-    update: LedgerUpdate, offer: Offer, new_record: Record, type: str, change: str, evidence: str
+    update: LedgerUpdate, offer: Offer, new_record: Record, event_type: str, change: str, evidence: str
 ) -> None:
     """Write a record and report the change, unless the ledger already contains an equal record."""
     if new_record == update.record(offer.uuid):
         return
     update.write_record(offer.uuid, offer.server, new_record)
     update.add_event(
-        type,
+        event_type,
         f"{offer.server}: {change}",
         evidence=evidence,
         plan=offer.plan,
@@ -108,6 +110,11 @@ def _write_with_event(
         uuid=offer.uuid,
         image=offer.image,
     )
+
+
+def advise_check(server: str) -> str:
+    """Return the sentence that tells an operator to check a server and to record what is installed."""
+    return f"Check the server, then run gitboot records set {quote_words(server)}"
 
 
 def _adjust_to_local_clock(seen_at: datetime, at: datetime) -> datetime:
@@ -160,7 +167,7 @@ def record_intent(update: LedgerUpdate, offer: Offer, observation: Observation, 
     update.write_record(offer.uuid, offer.server, new_record)
 
 
-def record_boot_served(update: LedgerUpdate, offer: Offer) -> None:
+def drop_intents_of_served_boot(update: LedgerUpdate, offer: Offer) -> None:
     """Drop the intents to serve a boot, because the boot was certainly served."""
     if (record := update.record(offer.uuid)) is not None:
         others = tuple(each for each in record.unknown_serves if each.key != offer.key)
@@ -176,7 +183,7 @@ def record_boot_consumed(update: LedgerUpdate, offer: Offer) -> None:
         record_maintenance_boot(update, offer, seen, CONSUMED, is_started=False)
         return
     _write_step(update, offer, apply_boot_served(offer, record, seen), seen)
-    complete_installation(update, offer, CONSUMED)
+    complete_installation_if_proven(update, offer, CONSUMED)
 
 
 def _write_step(update: LedgerUpdate, offer: Offer, new_record: Record, seen: StepEvidence) -> None:
@@ -203,7 +210,7 @@ def _write_step(update: LedgerUpdate, offer: Offer, new_record: Record, seen: St
     )
 
 
-def complete_installation(update: LedgerUpdate, offer: Offer, evidence: str) -> None:
+def complete_installation_if_proven(update: LedgerUpdate, offer: Offer, evidence: str) -> None:
     """Record a server as provisioned if there is evidence for all steps of its last attempt."""
     record = update.record(offer.uuid)
     last = find_last_attempt(offer, record) if record is not None else None
@@ -237,10 +244,13 @@ def record_override_by_another(update: LedgerUpdate, offer: Offer) -> None:
     """
     if offer.phase is Phase.MAINTENANCE:
         record_maintenance_boot(
-            update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), "SetByAnother", is_started=False
+            update, offer, StepEvidence(update.at - FETCH_GRACE, "", ""), OverrideState.SET_BY_ANOTHER, is_started=False
         )
     else:
         record_override_consumed(update, offer.uuid, offer.server, offer.key, update.at - CONSUMED_GRACE)
+
+
+# Records that an operator sets
 
 
 def require_trusted_ledger(update: LedgerUpdate) -> None:
@@ -280,61 +290,49 @@ def set_records(update: LedgerUpdate, records: Iterable[tuple[SystemUuid, str, R
 # Detection of boots
 
 
+class Observability(Struct, frozen=True, kw_only=True):
+    """What an instance can observe of the boots of one machine."""
+
+    has_bmc: bool
+    observes_fetches: bool  # whether fetches reach the instance
+    sets_overrides: bool  # whether the instance sets overrides on BMCs
+
+    def detects_boot(self, boot: Boot, override: OverrideMode, required_evidence: Evidence) -> bool:
+        """Return whether the instance would detect that a boot took place, with the evidence that is required."""
+        # The BMC shows that an override was consumed.
+        uses_override = self.has_bmc and self.sets_overrides and override is not OverrideMode.NONE
+        # Even for a UKI, a boot loader fetches a boot script.
+        detects_fetch = self.observes_fetches and (boot_identifies_machine(boot) or boot.direct_uki is not None)
+        match required_evidence:
+            case Evidence.DECLARED:
+                return True
+            case Evidence.REPORTED:
+                return self.observes_fetches
+            case Evidence.PROGRESS:
+                return self.has_bmc and (uses_override or detects_fetch)
+            case Evidence.FETCHED:
+                return detects_fetch or (uses_override and not boot_identifies_machine(boot))
+
+
 def is_unobservable(
-    decision: Decision,
-    machine: Machine,
-    record: Record | None,
-    evidence: Evidence,
-    *,
-    observes_fetches: bool,
-    sets_overrides: bool,
+    decision: Decision, record: Record | None, required_evidence: Evidence, observability: Observability
 ) -> bool:
     """Return whether a pending one-time boot could take place without the instance detecting it.
 
-    ``evidence`` is the kind of evidence that the Fleet requires. ``observes_fetches`` means that fetches reach the
-    instance. ``sets_overrides`` means that the instance sets overrides on BMCs.
+    ``required_evidence`` is the kind of evidence that the Fleet requires.
     """
     if record is None:
         return False
     policy = decision.policy
-    can_observe = partial(
-        _can_observe, has_bmc=machine.bmc is not None, observes_fetches=observes_fetches, sets_overrides=sets_overrides
-    )
     return (
         policy is not None
         and policy.boot is not None
-        and policy.network_boot in (NetworkBoot.ONCE, NetworkBoot.ON_IMAGE_CHANGE)
-        and not is_provisioned(policy, record)
-        and not can_observe(policy.boot, policy.override, evidence)
+        and is_install_pending(decision, record)
+        and not observability.detects_boot(policy.boot, policy.override, required_evidence)
     ) or any(
         maintenance.boot is not None
         and maintenance.network_boot is NetworkBoot.ONCE
         and not is_current_run_consumed(maintenance, record)
-        and not can_observe(maintenance.boot, maintenance.override, Evidence.FETCHED)
+        and not observability.detects_boot(maintenance.boot, maintenance.override, Evidence.FETCHED)
         for maintenance in decision.maintenances
     )
-
-
-def _can_observe(
-    boot: Boot,
-    override: OverrideMode,
-    evidence: Evidence,
-    *,
-    has_bmc: bool,
-    observes_fetches: bool,
-    sets_overrides: bool,
-) -> bool:
-    """Return whether the instance would detect that a boot took place, with the evidence that the Fleet requires."""
-    # The BMC shows that an override was consumed.
-    uses_override = has_bmc and sets_overrides and override is not OverrideMode.NONE
-    # Even for a UKI, a boot loader fetches a boot script.
-    detects_fetch = observes_fetches and (boot_identifies_machine(boot) or boot.direct_uki is not None)
-    match evidence:
-        case Evidence.DECLARED:
-            return True
-        case Evidence.REPORTED:
-            return observes_fetches
-        case Evidence.PROGRESS:
-            return has_bmc and (uses_override or detects_fetch)
-        case Evidence.FETCHED:
-            return detects_fetch or (uses_override and not boot_identifies_machine(boot))
