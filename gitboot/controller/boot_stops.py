@@ -12,11 +12,11 @@ from gitboot.resolve.provisioning_record import StopOrder, StopScope
 from gitboot.resolve.server_decision import Boot, Decision
 
 
-def apply_stoppage(update: LedgerUpdate, stoppage: StopOrder) -> None:
+def apply_stop_order(update: LedgerUpdate, stop_order: StopOrder) -> None:
     """Record a stop from the files that endpoints read, unless the ledger already has this stop or a wider stop."""
-    known = update.facts.stoppage
-    if known is None or stoppage.everything > known.everything:
-        update.set_facts(stoppage=stoppage)
+    known = update.facts.stop_order
+    if known is None or stop_order.everything > known.everything:
+        update.set_facts(stop_order=stop_order)
 
 
 def find_stop_scope(snapshot: LedgerSnapshot, accepted: Commit | None, orders: FleetOrders | None) -> StopScope:
@@ -24,7 +24,7 @@ def find_stop_scope(snapshot: LedgerSnapshot, accepted: Commit | None, orders: F
 
     ``orders`` are the stop orders in the newest Fleet if gitboot has not accepted the commit that contains this Fleet.
     """
-    operator_stop = snapshot.facts.stoppage
+    operator_stop = snapshot.facts.stop_order
     if operator_stop is not None and operator_stop.everything:
         return StopScope.ALL
     is_stopped = operator_stop is not None or find_fleet_stop(accepted, orders) is not None or bool(snapshot.claims)

@@ -491,13 +491,13 @@ def _find_stop_conditions(state: InstanceState, at: datetime) -> Iterator[Findin
     """Yield the conditions about stops of install boots, and about the clock."""
     facts, claims = state.snapshot.facts, state.snapshot.claims
     by_fleet = find_fleet_stop(state.acceptance.accepted, state.acceptance.orders)
-    if facts.stoppage is not None:
-        scope = StopScope.ALL if facts.stoppage.everything else f"all {StopScope.WRITING}"
+    if facts.stop_order is not None:
+        scope = StopScope.ALL if facts.stop_order.everything else f"all {StopScope.WRITING}"
         yield (
             "InstallsAllowed",
             False,
             "Stopped",
-            f"{facts.stoppage.who} stopped {scope}. Reason: {facts.stoppage.reason}",
+            f"{facts.stop_order.who} stopped {scope}. Reason: {facts.stop_order.reason}",
         )
     elif by_fleet is not None:
         yield "InstallsAllowed", False, "StoppedByFleet", f"the Fleet stops all {StopScope.WRITING}. Reason: {by_fleet}"

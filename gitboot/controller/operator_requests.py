@@ -391,7 +391,7 @@ def _carry_out_request(
             return "resumed accepting commits" if was_suspended else "commit acceptance was not suspended"
         case StopInstalls():
             stop_order = StopOrder(operator, request.reason, request.everything)
-            update.set_facts(stoppage=stop_order)
+            update.set_facts(stop_order=stop_order)
             return str(stop_order)
         case AllowInstalls():
             return _allow_installs(update)
@@ -498,8 +498,8 @@ def _confirm_secret_fetches(update: LedgerUpdate, request: ConfirmSecretFetches)
 
 
 def _allow_installs(update: LedgerUpdate) -> str:
-    was_stopped, claims = update.facts.stoppage is not None, update.before.claims
-    update.set_facts(stoppage=None)
+    was_stopped, claims = update.facts.stop_order is not None, update.before.claims
+    update.set_facts(stop_order=None)
     if not was_stopped:
         return "no stop from gitboot stop-installs was in force"
     if claims:

@@ -71,7 +71,7 @@ class Intake(Struct, frozen=True, kw_only=True):
     written_records: tuple[tuple[SystemUuid, OverrideRecord | PowerRecord], ...]
     requests: tuple[instance_tables.Request, ...]
     is_externally_confirmed: bool = False  # whether a mark outside STATE and OUTPUT matches the ledger's newest change
-    stoppage: StopOrder | None = None  # a stop in the files that endpoints read
+    stop_order: StopOrder | None = None  # a stop in the files that endpoints read
     # Results for all checked artifacts; None: artifacts are not checked.
     sightings: Mapping[BootFile, Sighting] | None = None
     clearings: tuple[UnrecordedClearing, ...] = ()  # cleared overrides that are not in the ledger yet
@@ -229,10 +229,10 @@ class Inbox:
         return None
 
     @property
-    def stoppage(self) -> StopOrder | None:
+    def stop_order(self) -> StopOrder | None:
         """The stop in the files that endpoints read, or None."""
-        stopped = self._stop_reader.current
-        return stopped.stoppage if stopped is not None else None
+        notice = self._stop_reader.current
+        return notice.order if notice is not None else None
 
     @property
     def claims(self) -> tuple[SoleClaim, ...]:
@@ -304,7 +304,7 @@ class Inbox:
             written_records=tuple(self._written),
             requests=instance_tables.read_requests(self._store),
             is_externally_confirmed=self._mark_file is not None and read_mark(self._mark_file) == self._store.progress,
-            stoppage=self.stoppage,
+            stop_order=self.stop_order,
             sightings=self.artifacts.get_sightings() if self.artifacts is not None else None,
             clearings=tuple(self.clearings),
             answers=self.hooks.get_answers() if self.hooks is not None else frozenset(),

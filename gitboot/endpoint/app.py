@@ -410,10 +410,10 @@ class Endpoint:
 
         Only operators get the operator's name and reason.
         """
-        stop_order = self.tree.stop_orders.current
-        if stop_order is None or not stop_order.stoppage.everything:
+        notice = self.tree.stop_orders.current
+        if notice is None or not notice.order.everything:
             return None
-        return str(stop_order.stoppage) if self._is_operator(scope) else f"{StopScope.ALL} are stopped"
+        return str(notice.order) if self._is_operator(scope) else f"{StopScope.ALL} are stopped"
 
     async def _handle_post(self, scope: Scope, receive: Receive) -> Reply:
         """Return the response to a POST request: a webhook, an inventory or an installer's report."""
@@ -568,8 +568,8 @@ class Endpoint:
         if not self._is_operator(request.scope):
             return _build_text_response(status_code, "ready\n" if unready_reason is None else "not ready\n")
         lines = [unready_reason or "ready"]
-        if (stop_order := self.tree.stop_orders.current) is not None:
-            lines.append(str(stop_order.stoppage))
+        if (notice := self.tree.stop_orders.current) is not None:
+            lines.append(str(notice.order))
         status = self.tree.read_status()
         lines += [each["message"] for each in status["conditions"] if each["type"] == STATUS_CURRENT]
         if (progress := status.get("progress")) is not None:

@@ -359,8 +359,8 @@ class BootGate:
     def _check_conditions(self, guarded_path: GuardedPath, request: ClientRequest) -> GateDenial | None:
         if guarded_path.role is Role.DATA:
             return None
-        if (stop_order := self._tree.stop_orders.current) is not None:
-            return GateDenial(DenialReason.STOPPED, str(stop_order.stoppage))
+        if (notice := self._tree.stop_orders.current) is not None:
+            return GateDenial(DenialReason.STOPPED, str(notice.order))
         if self._recorder is not None and self._recorder.withheld_reason is not None:
             return GateDenial(DenialReason.STOPPED, self._recorder.withheld_reason)
         if (clock_problem := self._tree.clock.problem) is not None:

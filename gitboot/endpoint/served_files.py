@@ -180,8 +180,8 @@ class PublishedTree:
             for condition in status.get("conditions", ())
         )
         self.can_serve = self.head is not None and not is_other_ledger and not self.terms.is_prepared
-        stop_order = self.stop_orders.current
-        self.stops_all = stop_order is not None and stop_order.stoppage.everything
+        notice = self.stop_orders.current
+        self.stops_all = notice is not None and notice.order.everything
 
     def _read_manifest(self) -> None:
         try:

@@ -101,7 +101,7 @@ class Facts(Struct, frozen=True, kw_only=True):
     # kept: a time service synchronizes the host's clock; accepted: an operator confirmed the clock
     clock: str | None = None
     suspension: Suspension | None = None
-    stoppage: StopOrder | None = None
+    stop_order: StopOrder | None = None
     # The orders in the newest commit's Fleet document, if that commit is not accepted.
     orders: FleetOrders | None = None
     withheld: WithheldBoots | None = None  # None: the evaluated commits offer the same boots as the accepted commit
@@ -177,7 +177,7 @@ _FACTS: Final[Mapping[str, _Fact]] = {
     "gap": _build_flag("gap"),
     "clock": _Fact("clock"),
     "suspension": _Fact("suspension", partial(parse_struct, Suspension), to_json),
-    "stoppage": _Fact(
+    "stop_order": _Fact(
         "stoppage", lambda text: StopOrder(**parse_json_object(text)), lambda order: to_json(order._asdict())
     ),
     "orders": _Fact(

@@ -518,16 +518,16 @@ def list_stop_folders(output: Path, spool: Path | None) -> tuple[Path, ...]:
 class StopNotice(NamedTuple):
     """The content of a stop file."""
 
-    stoppage: StopOrder
+    order: StopOrder
     at: datetime  # when the stop was ordered
 
 
-def write_stop_file(folder: Path, stoppage: StopOrder, at: datetime) -> None:
+def write_stop_file(folder: Path, order: StopOrder, at: datetime) -> None:
     """Durably write the stop file to ``folder``, and replace an existing stop file. Raises OSError if this fails.
 
     Every user who can read the folder can read the file.
     """
-    content = encode_canonical({**stoppage._asdict(), "at": format_instant(at)}) + b"\n"
+    content = encode_canonical({**order._asdict(), "at": format_instant(at)}) + b"\n"
     write_atomically(folder / STOP_FILE, content, mode=0o644)
 
 
@@ -548,7 +548,7 @@ class StopReader:
     def current(self) -> StopNotice | None:
         """The stop notice in the folders, or None if there is no stop file. A stop of everything takes precedence."""
         notices = filter(None, map(self._read_file, self._paths))
-        return max(notices, key=lambda notice: notice.stoppage.everything, default=None)
+        return max(notices, key=lambda notice: notice.order.everything, default=None)
 
     def _read_file(self, path: Path) -> StopNotice | None:
         try:
@@ -579,7 +579,7 @@ def add_stop_condition(conditions: Iterable[Mapping[str, Any]], stop: StopNotice
         "type": _TYPE,
         "status": False,
         "reason": "Stopped",
-        "message": str(stop.stoppage),
+        "message": str(stop.order),
         "lastTransitionTime": format_instant(stop.at),
         "remedy": find_remedy(_TYPE, "Stopped"),
     }

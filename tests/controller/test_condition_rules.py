@@ -88,7 +88,7 @@ LIST = SignedListState(
 )
 STOPPED = LedgerSnapshot(
     facts=structs.replace(
-        GOOD_STATE.snapshot.facts, stoppage=StopOrder("ada", "wrong image, INC-4711", everything=False)
+        GOOD_STATE.snapshot.facts, stop_order=StopOrder("ada", "wrong image, INC-4711", everything=False)
     )
 )
 DOUBTED = Facts(identity=LEDGER_ID, initialised="adopt", doubt="RestoredLedger")

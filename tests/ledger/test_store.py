@@ -595,7 +595,7 @@ FACTS: dict[str, Any] = {
     "heartbeat": Heartbeat(NOON, (timedelta(seconds=0.5),), Uptime("this", 1.5)),
     "gap": True,
     "suspension": Suspension("ada", "moving", NOON),
-    "stoppage": StopOrder("ada", "fire", everything=True),
+    "stop_order": StopOrder("ada", "fire", everything=True),
     "orders": FleetOrders("a flood", None),
     "withheld": WithheldBoots("decade", {WEB01: (WithheldBoot("m", NOON, None, takes_image_back=True, by="decade"),)}),
     "rolled_back": {WEB01: 7},

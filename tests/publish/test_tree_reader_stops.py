@@ -52,7 +52,7 @@ def test_a_malformed_stop_file_stops_install_boots(tmp_path: Path, text: str) ->
     (tmp_path / STOP_FILE).write_text(text)
     found = StopReader(tmp_path).current
     assert found is not None
-    assert (found.stoppage.everything, f"{tmp_path / STOP_FILE} cannot be read" in str(found.stoppage)) == (False, True)
+    assert (found.order.everything, f"{tmp_path / STOP_FILE} cannot be read" in str(found.order)) == (False, True)
 
 
 def test_every_user_who_can_read_the_tree_can_read_the_stop_file(tmp_path: Path) -> None:

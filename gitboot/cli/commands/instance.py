@@ -439,7 +439,7 @@ def allow_installs_command(state: Path) -> None:
         with open_offline(state, at) as instance:
             snapshot = instance.snapshot
             commit = remove_withheld_boots(instance.commit, snapshot.facts.withheld)
-            without_stop = structs.replace(snapshot, facts=structs.replace(snapshot.facts, stoppage=None))
+            without_stop = structs.replace(snapshot, facts=structs.replace(snapshot.facts, stop_order=None))
             scope_before = find_stop_scope(snapshot, commit, snapshot.facts.orders)
             scope_after = find_stop_scope(without_stop, commit, snapshot.facts.orders)
             names = find_released_servers(commit, snapshot, at, scope_before, scope_after)
@@ -520,16 +520,16 @@ def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     from gitboot.publish.tree_reader import write_stop_file
 
     at = current_time()
-    stoppage = StopOrder(read_operator_name(), reason, everything)
+    stop_order = StopOrder(read_operator_name(), reason, everything)
     state = resolve_active_state(state)
     folders = list_endpoint_folders(state)
-    warnings = list(apply_to_folders(folders, lambda folder: write_stop_file(folder, stoppage, at)))
+    warnings = list(apply_to_folders(folders, lambda folder: write_stop_file(folder, stop_order, at)))
     try:
         echo_wrapped(request_change(state, StopInstalls(reason=reason, everything=everything)))
     except OperatorError as error:  # the instance adopts the endpoints' stop when the ledger is available again
         if len(warnings) == len(folders):
             raise
-        click.echo(stoppage)
+        click.echo(stop_order)
         warnings.append(
             f"only the endpoints that use {', '.join(map(str, folders))} have stopped serving install boots, because "
             f"gitboot could not record the stop in the ledger: {error}"

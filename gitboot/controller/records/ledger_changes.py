@@ -17,7 +17,7 @@ from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import extend_power_records
-from gitboot.controller.boot_stops import apply_stoppage
+from gitboot.controller.boot_stops import apply_stop_order
 from gitboot.controller.instance_state import AcceptanceState
 from gitboot.controller.maintenance_hooks import ClearanceChange
 from gitboot.controller.records import evidence, first_records, ledger_trust
@@ -53,7 +53,7 @@ class Batch(Struct, frozen=True, kw_only=True):
     # Operators
     requests: tuple[Request, ...] = ()
     held: HeldCommit | None = None  # the commit that operators can approve
-    stoppage: StopOrder | None = None  # a stop that an operator ordered in the files that endpoints read
+    stop_order: StopOrder | None = None  # a stop that an operator ordered in the files that endpoints read
     clearances: tuple[ClearanceChange, ...] = ()  # what URLs answered about maintenances, and drains that begin
 
     # Commits and artifacts
@@ -98,8 +98,8 @@ def apply_batch(snapshot: LedgerSnapshot, batch: Batch, at: datetime) -> BatchRe
     _apply_task_records(update, batch)
     if batch.clock_state is not None:
         _apply_heartbeat(update, batch, batch.clock_state)
-    if batch.stoppage is not None:
-        apply_stoppage(update, batch.stoppage)
+    if batch.stop_order is not None:
+        apply_stop_order(update, batch.stop_order)
     operator_requests.carry_out_requests(update, batch.requests, batch.commit, batch.held)
     update.events += batch.events
     _apply_acceptance(update, batch)

@@ -133,7 +133,7 @@ def _plan_servers(
     if stop is StopScope.NONE and state.snapshot.facts.gap and not has_asked:
         # The ledger was unused for a long time. Until the forge has responded, it may be an older copy.
         stop = StopScope.WRITING
-    endpoint_stop = context.components.inbox.stoppage if state.ledger_error is not None else None
+    endpoint_stop = context.components.inbox.stop_order if state.ledger_error is not None else None
     if endpoint_stop is not None and stop is not StopScope.ALL:
         stop = StopScope.ALL if endpoint_stop.everything else StopScope.WRITING
     plans, replanned_servers = replan(

@@ -123,7 +123,7 @@ def accept(state: InstanceState, context: ReconcileContext) -> InstanceState:
             written_records=intake.written_records,
             clearings=intake.clearings,
             requests=tuple(each for each in intake.requests if each.action not in waiting_kinds),
-            stoppage=intake.stoppage,
+            stop_order=intake.stop_order,
             events=tuple(_report_unproven_status(state, context)),
             held=acceptance.held,
         ),
