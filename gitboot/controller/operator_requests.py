@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, assert_never, get_args
 
 from msgspec import UNSET, Meta, Struct, ValidationError, structs
 
-from gitboot.bmc.identity import accept_identity, are_different_systems
+from gitboot.bmc.identity import ReportedIdentity, accept_identity, are_different_systems
 from gitboot.bmc.override_state import NO_MARKS, OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.bmc.power_steps import PowerRecord, PowerRecordState
@@ -25,7 +25,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest, convert, format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
-from gitboot.model.scalars import SystemUuid, parse_uuid
+from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 from gitboot.resolve.install_attempts import satisfies_key
 from gitboot.resolve.provisioning_record import Record, StopOrder, get_provisioning_fields, parse_record
 from gitboot.status.instance_status import HeldCommit
@@ -229,32 +229,36 @@ class AllowInstalls(OperatorRequest, frozen=True, kw_only=True):
     kind: ClassVar = "start"
 
 
-_REQUEST_TYPES: Final[Mapping[str, type[OperatorRequest]]] = {
-    request_type.kind: request_type
-    for request_type in (
-        SetRecords,
-        BeginWithRecords,
-        ResolveOverride,
-        AcceptIdentity,
-        ReplaceOverride,
-        AcceptCertificate,
-        MarkInService,
-        ContactBmcs,
-        SwitchPower,
-        RecordPowerResults,
-        ConfirmClock,
-        ConfirmSecretFetches,
-        ApproveCommit,
-        SuspendAcceptance,
-        ResumeAcceptance,
-        StopInstalls,
-        AllowInstalls,
-    )
+AnyRequest = (
+    SetRecords
+    | BeginWithRecords
+    | ResolveOverride
+    | AcceptIdentity
+    | ReplaceOverride
+    | AcceptCertificate
+    | MarkInService
+    | ContactBmcs
+    | SwitchPower
+    | RecordPowerResults
+    | ConfirmClock
+    | ConfirmSecretFetches
+    | ApproveCommit
+    | SuspendAcceptance
+    | ResumeAcceptance
+    | StopInstalls
+    | AllowInstalls
+)
+_REQUEST_TYPES: Final[Mapping[str, type[AnyRequest]]] = {
+    request_type.kind: request_type for request_type in get_args(AnyRequest)
 }
 
 
-def parse_request(request: Request) -> OperatorRequest:
-    """Return the content of a request. Raises `UsageError` if another version of gitboot made the request."""
+def parse_request(request: Request) -> AnyRequest:
+    """Return the content of a request. Raises `UsageError` if this version of gitboot cannot carry out the request."""
+    try:
+        json.dumps(request.facts, ensure_ascii=False).encode()
+    except UnicodeEncodeError:  # the ledger cannot store such a character as text
+        raise UsageError("the request contains half of a surrogate pair; remove this character") from None
     request_type = _REQUEST_TYPES.get(request.action)
     if request_type is None:
         raise UsageError(f"this version of gitboot does not support the request {request.action!r}")
@@ -283,11 +287,9 @@ def carry_out_requests(
     """
     for request in requests:
         try:
-            # a surrogate, which the ledger cannot store as text, raises ValueError
-            json.dumps(request.facts, ensure_ascii=False).encode()
             content = parse_request(request)
             outcome = _carry_out_request(update, content, request.operator, commit, held)
-        except (UsageError, StaleDigest, ValueError) as error:
+        except (UsageError, StaleDigest) as error:
             outcome = f"{REFUSED}{error}"
         event_type = "RecordsBegun" if request.action == BeginWithRecords.kind else "Requested"
         names = _list_servers(request.facts)
@@ -308,46 +310,12 @@ def _list_servers(fields: Mapping[str, Any]) -> list[str]:
     return [name for name in names if isinstance(name, str)]
 
 
-def find_held_commit(held: HeldCommit | None, prefix: str) -> HeldCommit:
-    """Return the held change whose digest begins with ``prefix``. Raises `UsageError` or `StaleDigest`."""
-    digits = prefix.strip().lower()
-    if not _DIGITS.fullmatch(digits) or len(digits) < _MIN_DIGITS:
-        raise UsageError(
-            f"{printable(prefix)} is not a digest: type at least {_MIN_DIGITS} of the hexadecimal digits that `gitboot "
-            "status` shows"
-        )
-    if held is None:
-        raise StaleDigest("no guard is holding a commit, so there is no commit to approve")
-    if held.commit.startswith(digits):
-        raise StaleDigest(
-            f"{digits} is the held commit itself: pass the digest of its changes, {held.digest}, after you have "
-            "reviewed the changes"
-        )
-    if not held.digest.startswith(digits):
-        raise StaleDigest(
-            f"the held commit's changes have the digest {held.digest}, not {digits}: review the changes again"
-        )
-    return held
-
-
-def check_approval(held: HeldCommit | None, digest: str, guards: Collection[str]) -> None:
-    """Raise `StaleDigest` unless the held commit has this digest and all of these guards hold the commit."""
-    if held is None:
-        raise StaleDigest("no guard is holding a commit, so there is no commit to approve")
-    if held.digest != digest:
-        raise StaleDigest(
-            f"the held commit's changes have the digest {held.digest}, not {digest}: review the changes again"
-        )
-    if others := sorted(set(guards) - set(held.guards)):
-        raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
-
-
 def _carry_out_request(
-    update: LedgerUpdate, request: OperatorRequest, operator: str, commit: Commit | None, held: HeldCommit | None
+    update: LedgerUpdate, request: AnyRequest, operator: str, commit: Commit | None, held: HeldCommit | None
 ) -> str:
     """Carry out one request, and return the outcome.
 
-    Raises `UsageError`, `StaleDigest` or ValueError if the request must be rejected. Such a request changes nothing.
+    Raises `UsageError` or `StaleDigest` if the request must be rejected. Such a request changes nothing.
     """
     match request:
         case SetRecords():
@@ -395,7 +363,8 @@ def _carry_out_request(
             return str(stop_order)
         case AllowInstalls():
             return _allow_installs(update)
-    raise AssertionError(type(request))  # `_REQUEST_TYPES` contains only the types above
+        case _:
+            assert_never(request)
 
 
 class _ItemToSet(NamedTuple):
@@ -440,10 +409,16 @@ def _set_records(update: LedgerUpdate, request: SetRecords) -> str:
 
 def _parse_items(items: Iterable[Mapping[str, Any]], parse: Callable[[Mapping[str, Any]], _Item]) -> list[_Item]:
     """Parse the items of a request. Raises `UsageError` if an item is malformed."""
-    try:
-        return [parse(item) for item in items]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"the request contains a record that gitboot cannot read: {error}") from None
+    parsed = []
+    for number, item in enumerate(items, 1):
+        try:
+            parsed.append(parse(item))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            problem = f"the key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
+            hint = f"; {error.hint}" if isinstance(error, Malformed) and error.hint else ""
+            name = item.get("server", item.get("uuid", "without a server"))
+            raise UsageError(f"gitboot cannot read item {number} ({name}) of the request: {problem}{hint}") from None
+    return parsed
 
 
 def _parse_item_to_set(item: Mapping[str, Any]) -> _ItemToSet:
@@ -468,6 +443,7 @@ def _was_installed_meanwhile(update: LedgerUpdate, item: _ItemToSet) -> bool:
 
 
 def _describe_record(server: str, record: Record) -> str:
+    """Return a sentence about a record that an operator set."""
     if record.provision is None:
         return f"recorded {server} as pending: gitboot installs the server when its plan allows"
     image = ""
@@ -478,7 +454,17 @@ def _describe_record(server: str, record: Record) -> str:
     return f"recorded {server} as provisioned: provision {record.provision}{image}"
 
 
+def _describe_power_result(result: PowerSwitched) -> str:
+    """Return a clause about what a command sent to one server."""
+    if result.sent:
+        return f"{result.server} was sent {result.reset_type}"
+    if result.sent is None:
+        return f"the power state of {result.server} may have changed: {result.why}"
+    return f"{result.server} was not switched: {result.why}"
+
+
 def _begin_with_records(update: LedgerUpdate, request: BeginWithRecords, commit: Commit | None) -> str:
+    """Initialize the ledger with the records that an operator chose."""
     if commit is None:
         raise UsageError("gitboot has not accepted a commit yet; repeat the request when it has")
     if request.commit not in (None, commit.revision):
@@ -488,6 +474,7 @@ def _begin_with_records(update: LedgerUpdate, request: BeginWithRecords, commit:
 
 
 def _confirm_secret_fetches(update: LedgerUpdate, request: ConfirmSecretFetches) -> str:
+    """Record that the fetches of secrets that an operator saw were legitimate."""
     for item in request.items:
         if update.find_secret_fetches(item.uuid) is None:
             raise UsageError(f"no secret fetch is recorded for {item.server}")
@@ -498,6 +485,7 @@ def _confirm_secret_fetches(update: LedgerUpdate, request: ConfirmSecretFetches)
 
 
 def _allow_installs(update: LedgerUpdate) -> str:
+    """End the stop that an operator ordered."""
     was_stopped, claims = update.facts.stop_order is not None, update.before.claims
     update.set_facts(stop_order=None)
     if not was_stopped:
@@ -505,6 +493,44 @@ def _allow_installs(update: LedgerUpdate) -> str:
     if claims:
         return f"gitboot still withholds boots that write to disk: {claims[0]}"
     return "gitboot offers boots again"
+
+
+# Approvals
+
+
+def find_held_commit(held: HeldCommit | None, prefix: str) -> HeldCommit:
+    """Return the held change whose digest begins with ``prefix``. Raises `UsageError` or `StaleDigest`."""
+    digits = prefix.strip().lower()
+    if not _DIGITS.fullmatch(digits) or len(digits) < _MIN_DIGITS:
+        raise UsageError(
+            f"{printable(prefix)} is not a digest: type at least {_MIN_DIGITS} of the hexadecimal digits that `gitboot "
+            "status` shows"
+        )
+    if held is not None and held.commit.startswith(digits):
+        raise StaleDigest(
+            f"{digits} is the held commit itself: pass the digest of its changes, {held.digest}, after you have "
+            "reviewed the changes"
+        )
+    if held is None or not held.digest.startswith(digits):
+        raise _make_stale_error(held, digits)
+    return held
+
+
+def check_approval(held: HeldCommit | None, digest: str, guards: Collection[str]) -> None:
+    """Raise `StaleDigest` unless the held commit has this digest and all of these guards hold the commit."""
+    if held is None or held.digest != digest:
+        raise _make_stale_error(held, digest)
+    if others := sorted(set(guards) - set(held.guards)):
+        raise StaleDigest(f"the commit is held by {', '.join(held.guards)}, not by {', '.join(others)}")
+
+
+def _make_stale_error(held: HeldCommit | None, digest: str) -> StaleDigest:
+    """Return the error for a digest that the changes of the held commit do not have."""
+    if held is None:
+        return StaleDigest("no guard is holding a commit, so there is no commit to approve")
+    return StaleDigest(
+        f"the held commit's changes have the digest {held.digest}, not {digest}: review the changes again"
+    )
 
 
 # Requests about the BMC of one server
@@ -519,48 +545,50 @@ def _resolve_override(update: LedgerUpdate, request: ResolveOverride) -> str:
     # An override with a higher provision number can also stand for the installation that the plan needs.
     is_used = key is not None and record is not None and satisfies_key(record.consumed_key, key)
     used_key = record.consumed_key if record is not None and is_used else None
-
-    def is_affected(override: OverrideRecord) -> bool:
-        """Return whether the request is about this override.
-
-        The request is about an override if its state is unknown, if it is at another BMC, or if it is closed but the
-        plan needs it.
-        """
-        if override.state is OverrideState.RECORDED:
-            return True
-        if not override.state.is_open:
-            return override.reason in (key, used_key)
-        is_at_another_bmc = override.bmc is not None and list(override.bmc.normalized_address) != request.bmc
-        return is_at_another_bmc or (seen is not None and are_different_systems(override.shown, seen))
-
     if not request.consumed and record is not None and used_key is not None:
         set_records(update, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
     override_state = OverrideState.LOST if request.consumed else OverrideState.CLEARED
-    override_count = _set_override_states(update, uuid, override_state, is_affected)
+    override_count = _set_override_states(
+        update, uuid, override_state, lambda override: _is_affected(override, request, seen, used_key)
+    )
     power_state = PowerRecordState.REQUESTED if request.consumed else PowerRecordState.REFUSED
     reset_count = set_power_states(update, uuid, power_state, lambda reset: reset.state is PowerRecordState.RECORDED)
-    if override_count and request.consumed:
-        outcome = "recorded the override as used; gitboot does not set it again"
-    elif override_count:
-        outcome = "recorded the override as not set; gitboot sets it if the plan requires it"
-    elif reset_count and request.consumed:
-        outcome = "recorded that gitboot switched its power, and will not switch it again"
-    elif reset_count:
-        outcome = "recorded that gitboot did not switch its power, and may still switch it"
-    else:
+    if not override_count and not reset_count:
         return f"{server}: no override or power request is unresolved"
+    outcome = _describe_resolution(has_overrides=override_count > 0, is_consumed=request.consumed)
     return f"{server}: {outcome} ({request.reason})"
 
 
-def _describe_power_result(result: PowerSwitched) -> str:
-    if result.sent:
-        return f"{result.server} was sent {result.reset_type}"
-    if result.sent is None:
-        return f"the power state of {result.server} may have changed: {result.why}"
-    return f"{result.server} was not switched: {result.why}"
+def _is_affected(
+    override: OverrideRecord, request: ResolveOverride, seen: ReportedIdentity | None, used_key: str | None
+) -> bool:
+    """Return whether a request to resolve an override is about this override.
+
+    The request is about an override if its state is unknown, if it is at another BMC, or if it is closed but the plan
+    needs it. ``seen`` is the machine identity that the BMC reports now. ``used_key`` is the key that was consumed for
+    the installation that the plan needs.
+    """
+    if override.state is OverrideState.RECORDED:
+        return True
+    if not override.state.is_open:
+        return override.reason in (request.key, used_key)
+    is_at_another_bmc = override.bmc is not None and list(override.bmc.normalized_address) != request.bmc
+    return is_at_another_bmc or (seen is not None and are_different_systems(override.shown, seen))
+
+
+def _describe_resolution(*, has_overrides: bool, is_consumed: bool) -> str:
+    """Return a clause about the overrides, or else about the power requests, that an operator resolved."""
+    if has_overrides:
+        if is_consumed:
+            return "recorded the override as used; gitboot does not set it again"
+        return "recorded the override as not set; gitboot sets it if the plan requires it"
+    if is_consumed:
+        return "recorded that gitboot switched the server's power, and will not switch it again"
+    return "recorded that gitboot did not switch the server's power, and may still switch it"
 
 
 def _mark_in_service(update: LedgerUpdate, request: MarkInService) -> str:
+    """Record that a server is in service again."""
     if not set_power_states(update, request.uuid, PowerRecordState.BACK, lambda record: record.state.is_open):
         return f"{request.server}: gitboot was not waiting for this server"
     update.due_now.add(request.uuid)
@@ -580,6 +608,7 @@ def _accept_identity(update: LedgerUpdate, request: AcceptIdentity) -> str:
 
 
 def _accept_certificate(update: LedgerUpdate, request: AcceptCertificate) -> str:
+    """Pin the certificate that a BMC presents."""
     server, certificate = request.server, request.certificate
     if (pinned := update.find_pin(request.uuid)) is None:
         raise UsageError(f"gitboot has not pinned a certificate for {server}'s BMC")

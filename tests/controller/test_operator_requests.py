@@ -317,6 +317,35 @@ def test_an_invalid_request_is_rejected_and_does_not_block_others(site: Site, wh
     assert site.bench.record == Record()
 
 
+@for_each(
+    ("item", "problem"),
+    [
+        ({}, "the key uuid is missing"),
+        (
+            {"uuid": WEB01, "decisionDigest": "c0ffee"},
+            'expected a SHA-256 digest of 64 lower-case hexadecimal digits, found "c0ffee"; copy the digest that '
+            "`sha256sum` prints for the file",
+        ),
+    ],
+)
+def test_the_outcome_names_the_item_that_cannot_be_read_and_its_server(
+    site: Site, item: dict[str, Any], problem: str
+) -> None:
+    fields = make_record_fields(Record(provision=1))
+    first, second = {"uuid": WEB01, "server": "web01", **fields}, {"server": "web02", **fields, **item}
+    begin(site)
+    before = site.bench.record
+    number = site.bench.request("records", items=[first, second])
+    assert outcome(site, number) == f"refused: gitboot cannot read item 2 (web02) of the request: {problem}"
+    assert site.bench.record == before
+
+
+def test_the_outcome_of_a_request_with_half_of_a_surrogate_pair_tells_what_to_remove(site: Site) -> None:
+    begin(site)
+    number = site.bench.request("clock", reason="d\udce9faut")
+    assert outcome(site, number) == ("refused: the request contains half of a surrogate pair; remove this character")
+
+
 def test_a_request_that_lacks_a_field_changes_nothing(site: Site) -> None:
     site.decide(bmc=False)
     site.bench.reconcile()
