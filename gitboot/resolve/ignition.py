@@ -234,7 +234,7 @@ def _find_wrong_types(value: Any, expected: Any, minor: int, path: str) -> Itera
             return
     if value is None:
         return
-    if isinstance(expected, Mapping):
+    if isinstance(expected, dict):
         if not isinstance(value, dict):
             yield f"{path or 'the document'} must be an object, found {_describe(value)}"
             return
@@ -257,7 +257,7 @@ def _select_known_fields(value: Any, expected: Any, minor: int) -> Any:
         expected, since = expected
         if minor < since:
             return None
-    if isinstance(expected, Mapping) and isinstance(value, dict):
+    if isinstance(expected, dict) and isinstance(value, dict):
         return {
             key: _select_known_fields(field_value, expected[key], minor)
             for key, field_value in value.items()
@@ -276,8 +276,10 @@ def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
     """Yield a message for each value that has the correct type but that Ignition rejects."""
     node_paths: Counter[str] = Counter()  # the paths of files, directories and links
     for section, name, key in _UNIQUE_FIELDS:
+        if not (elements := _get_objects(config, section, name)):
+            continue
         keys: Counter[str] = Counter()
-        for index, element in enumerate(_get_objects(config, section, name)):
+        for index, element in enumerate(elements):
             path = f"{section}.{name}[{index}]"
             value = element.get(key) or ""
             keys[value] += 1
@@ -307,7 +309,9 @@ def _get_objects(value: Any, *steps: str) -> list[dict[str, Any]]:
 
 
 def _find_duplicates(path: str, values: Iterable[str | None] | None) -> Iterator[str]:
-    yield from _describe_duplicates(path, Counter(value for value in values or () if value))
+    present = [value for value in values or () if value]
+    if len(set(present)) < len(present):
+        yield from _describe_duplicates(path, Counter(present))
 
 
 def _describe_duplicates(path: str, counts: Counter[str]) -> Iterator[str]:
@@ -544,9 +548,23 @@ class _UnitReader:
         self._end = min(self._at + _UNIT_BUFFER, len(self._data))
 
 
+# Units that Ignition accepts: printable ASCII, no long lines, and only comments without a backslash.
+_SECTION_LINE: Final = r"\[[ -\\^-~]{0,1500}+\] {0,500}+\n"
+_OPTION_LINES: Final = r"[!-~](?<![\[#;])[ -<>-~]{0,500}+=(?:[ -~]{0,1500}+(?<=\\)\n)*+[ -~]{0,1500}+\n"
+_OTHER_LINE: Final = r"(?: {0,2000}+|[#;][ -\[\]-~]{0,2000}+)\n"
+_PLAIN_UNIT: Final = re.compile(
+    rf"(?:{_OTHER_LINE})*+{_SECTION_LINE}(?:{_OPTION_LINES}|{_SECTION_LINE}|{_OTHER_LINE})*+"
+)
+
+
 @lru_cache(maxsize=256)  # servers share most units
 def _find_unit_fault(contents: str) -> str | None:
-    """Return the fault because of which Ignition rejects the contents of a unit, or None.
+    """Return the fault because of which Ignition rejects the contents of a unit, or None."""
+    return None if _PLAIN_UNIT.fullmatch(contents) else _search_unit_fault(contents)
+
+
+def _search_unit_fault(contents: str) -> str | None:
+    """Read a unit in the steps of go-systemd, and return the fault because of which Ignition rejects it, or None.
 
     Source: go-systemd, unit/deserialize.go. The steps are the same as there, because go-systemd looks for a long line
     before each step.
@@ -619,6 +637,8 @@ def _find_wrong_source(
             f"{path} has the hash {_describe(checksum)}, which is not sha256- or sha512- followed by a hexadecimal "
             "digest"
         )
+    if checksum is None and compression != "gzip":
+        return
     try:
         content = _decode_data_url(source, compression)
     except (OSError, EOFError, zlib.error):

@@ -11,8 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gitboot.model.scalars import Malformed
+from gitboot.resolve import ignition
 from gitboot.resolve.ignition import check_ignition
 from gitboot.resolve.user_data_formats import lacks_ignition_argument
 from tests.helpers.cases import for_each
@@ -256,6 +259,35 @@ def test_finding_p10_an_ignition_document_is_accepted_if_ignition_takes_it() -> 
     assert not is_accepted(config(5, storage={"luks": [{**VOLUME, "clevis": {"tpm2": True}}]}))
     assert is_accepted(config(5, storage={"luks": [VOLUME]}))
     assert not is_accepted(CLASH)  # Ignition rejects a file that is also a unit since 2.15
+
+
+UNIT_LINES = (
+    *("[A]", "[A] ", "[A] b", "[A\\]", "[", "[A", "]", "[é]", "[A]\r", " [A]"),
+    *("", "  ", "\t", "\x1f", "\\", "# a", "#a\\", "; a \\ ", "#"),
+    *("A=b", "A=", "=", "A", " A=b", "A = b \\", "A=b\\", "A=b\\ ", " b\\", "A=b\r", "é=", "A=b]"),
+    *(
+        f"A={'b' * 1500}",
+        f"A={'b' * 2045}",
+        f"A={'b' * 2046}",
+        f"#{'a' * 2000}",
+        f"#{'a' * 2047}",
+        f"[{'a' * 2046}]",
+        " " * 2048,
+        f"[A]{' ' * 2045}",
+    ),
+)
+
+
+@given(st.lists(st.sampled_from(UNIT_LINES), max_size=6))
+@settings(max_examples=500)
+def test_the_quick_check_of_a_unit_accepts_nothing_that_ignition_rejects(lines: list[str]) -> None:
+    text = "\n".join(["[A]", *lines, ""])
+    if ignition._PLAIN_UNIT.fullmatch(text):
+        assert ignition._search_unit_fault(text) is None
+
+
+def test_the_quick_check_covers_an_ordinary_unit() -> None:
+    assert ignition._PLAIN_UNIT.fullmatch("# a\n[Unit]\nAfter=a.target\n\n[Service]\nExecStart=/bin/a \\\n  -b\n")
 
 
 def make_data_url(content: bytes) -> str:
