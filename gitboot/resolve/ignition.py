@@ -152,9 +152,10 @@ _MAX_MODE: Final = 0o7777
 _FORMATS: Final = {"ext4": 0, "btrfs": 0, "xfs": 0, "vfat": 0, "swap": 0, "none": 3}
 _SCHEMES: Final = {"http": 0, "https": 0, "tftp": 0, "s3": 0, "data": 0, "gs": 2, "arn": 4}
 _MAX_LABEL: Final = {"ext4": 16, "btrfs": 256, "xfs": 12, "swap": 15, "vfat": 11}  # in bytes
-_AUTHORITY: Final = r"(?:[^\s/?#@]*@)?(?:\[[^\s/?#\]]*\]|[^\s/?#:\[\]]*)(?::[0-9]*)?"
+_AUTHORITY: Final = r"(?:[^\s/?#@]*@)?(?:\[[^\s/?#\]]*\]|[^\s/?#:\[\]{}|\\^`]*)(?::[0-9]*)?"
 _URL: Final = re.compile(
-    rf"[a-z0-9]+:(?://{_AUTHORITY}(?=[/?#]|\Z)|(?!//))(?:[^%?#]|%[0-9a-f]{{2}})*(?:[?#].*)?", re.IGNORECASE | re.DOTALL
+    rf"(?!.*[\x00-\x1f\x7f])[a-z0-9]+:(?://{_AUTHORITY}(?=[/?#]|\Z)|(?!//))(?:[^%?#]|%[0-9a-f]{{2}})*(?:[?#].*)?",
+    re.IGNORECASE | re.DOTALL,
 )
 # The data URLs that Ignition reads. Source: vincent-petithory/dataurl, lex.go.
 _WORD: Final = r"[!#$%&'*+.^_`{|}~0-9A-Za-z-]"
@@ -165,6 +166,8 @@ _URL_TEXT: Final = r"(?:[!$&'()*+,./:;=?@_~0-9A-Za-z-]|%[0-9A-Fa-f]{2})*+"
 _DATA_URL: Final = re.compile(
     rf"data:(?:{_MEDIA_TYPE})?(?:{_PARAMETER})*(?:;base64,({_BASE64})|,({_URL_TEXT}))", re.ASCII
 )
+_HASH: Final = re.compile(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}")
+_HASH_3_0: Final = re.compile(r"sha512-[0-9a-fA-F]{128}")
 _MAX_CONTENT: Final = 32 * 1024 * 1024  # bytes; gitboot does not check compressed content that is larger
 _GUID: Final = re.compile(r"|[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _MAX_PARTITION_LABEL: Final = 36
@@ -175,6 +178,7 @@ _RAID_LEVELS: Final = {
     **dict.fromkeys(("raid1", "1", "mirror", "raid4", "4", "raid5", "5", "raid6", "6", "raid10", "10"), True),
 }
 _PINS: Final = ("tpm2", "tang", "sss")
+_ANY_PIN: Final = 6  # the minor version that accepts all pins
 
 
 def check_ignition(format: str, text: str) -> None:
@@ -287,7 +291,9 @@ def _find_wrong_values(config: dict[str, Any], minor: int) -> Iterator[str]:
                 node_paths[value] += 1
             if not value and section != "passwd":
                 yield f"{path} has no {key}"
-            yield from _find_wrong_paths(path, element)
+            for field in ("path", "device"):
+                if element.get(field):
+                    yield from _find_wrong_path(f"{path}.{field}", element[field])
             yield from _find_wrong_element(name, path, element, minor)
         yield from _describe_duplicates(f"{section}.{name}", keys)
     yield from _describe_duplicates("storage", node_paths)
@@ -332,8 +338,20 @@ def _find_wrong_settings(settings: dict[str, Any], minor: int) -> Iterator[str]:
     yield from _find_duplicates("ignition.proxy.noProxy", _get_list(settings, "proxy", "noProxy"))
     proxy = settings.get("proxy") or {}
     for name in ("httpProxy", "httpsProxy"):
-        if (url := proxy.get(name)) is not None and not url.startswith(("http://", "https://")):
+        if (url := proxy.get(name)) is not None and not _is_http_url(url):
             yield f"ignition.proxy.{name} must be an http or https URL, found {_describe(url)}"
+
+
+def _is_http_url(text: str) -> bool:
+    return text.lower().startswith(("http://", "https://")) and _URL.fullmatch(text) is not None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=_reject_constant)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _find_conflicts(config: dict[str, Any], node_paths: set[str]) -> Iterator[str]:
@@ -363,13 +381,11 @@ def _find_conflicts(config: dict[str, Any], node_paths: set[str]) -> Iterator[st
                 yield f"storage and systemd.units both write {_describe(written_path)}"
 
 
-def _find_wrong_paths(path: str, element: Mapping[str, Any]) -> Iterator[str]:
-    for field in ("path", "device"):
-        value = element.get(field) or ""
-        if value and not value.startswith("/"):
-            yield f"{path}.{field} must begin with /, found {_describe(value)}"
-        elif field == "path" and value != "/" and not {"", ".", ".."}.isdisjoint(value.split("/")[1:]):
-            yield f"{path}.{field} must not contain empty segments, `.` or `..`, found {_describe(value)}"
+def _find_wrong_path(path: str, value: str) -> Iterator[str]:
+    if not value.startswith("/"):
+        yield f"{path} must begin with /, found {_describe(value)}"
+    elif value != "/" and not {"", ".", ".."}.isdisjoint(value.split("/")[1:]):
+        yield f"{path} must not contain empty segments, `.` or `..`, found {_describe(value)}"
 
 
 def _find_wrong_element(name: str, path: str, element: Mapping[str, Any], minor: int) -> Iterator[str]:
@@ -431,8 +447,8 @@ def _find_wrong_array(path: str, array: Mapping[str, Any]) -> Iterator[str]:
         yield f"{path} has the level {_describe(level)}, which is not a RAID level"
     elif array.get("spares") and not _RAID_LEVELS[level]:
         yield f"{path} has spares, but level {level} cannot use spares"
-    if not all(device.startswith("/") for device in devices):
-        yield f"{path}.devices contains a path that does not begin with /"
+    for device in devices:
+        yield from _find_wrong_path(f"{path}.devices", device)
     yield from _find_duplicates(f"{path}.devices", devices)
 
 
@@ -485,14 +501,18 @@ def _find_wrong_volume(path: str, volume: Mapping[str, Any], minor: int) -> Iter
     clevis = volume.get("clevis") or {}
     custom, tang = clevis.get("custom") or {}, _get_objects(clevis, "tang")
     pin, uses_others = custom.get("pin"), bool(tang or clevis.get("tpm2") or clevis.get("threshold"))
-    if any(custom.values()) and not (pin in _PINS and custom.get("config")):
+    if any(custom.values()) and not ((pin if minor >= _ANY_PIN else pin in _PINS) and custom.get("config")):
         yield f"{path}.clevis.custom needs a config and a pin: {', '.join(_PINS)}"
     if pin and uses_others:
         yield f"{path}.clevis has a custom pin and other pins"
     for server in tang:
         url = server.get("url") or ""
-        if not (url.startswith(("http://", "https://")) and _URL.fullmatch(url)) or not server.get("thumbprint"):
+        if not _is_http_url(url) or not server.get("thumbprint"):
             yield f"{path}.clevis.tang needs an http or https URL and a thumbprint"
+        if not _is_json(server.get("advertisement") or "{}"):
+            yield f"{path}.clevis.tang has an advertisement that is not JSON"
+    yield from _find_duplicates(f"{path}.clevis.tang", (server.get("url") for server in tang))
+    yield from _find_duplicates(f"{path}.openOptions", volume.get("openOptions"))
     has_other_key = pin or uses_others or (volume.get("keyFile") or {}).get("source")
     if has_other_key and (volume.get("cex") or {}).get("enabled"):
         yield f"{path} has cex, so it cannot have clevis or keyFile"
@@ -632,11 +652,9 @@ def _find_wrong_source(
         yield f"{path} has a hash, but no source"
     if compression not in (None, "", "gzip"):
         yield f"{path} has the compression {_describe(compression)}, but Ignition supports only gzip"
-    if checksum is not None and not re.fullmatch(r"sha256-[0-9a-fA-F]{64}|sha512-[0-9a-fA-F]{128}", checksum):
-        yield (
-            f"{path} has the hash {_describe(checksum)}, which is not sha256- or sha512- followed by a hexadecimal "
-            "digest"
-        )
+    if checksum is not None and not (_HASH if minor else _HASH_3_0).fullmatch(checksum):
+        functions = "sha256- or sha512-" if minor else "sha512-"
+        yield f"{path} has the hash {_describe(checksum)}, which is not {functions} followed by a hexadecimal digest"
     if checksum is None and compression != "gzip":
         return
     try:

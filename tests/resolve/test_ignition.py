@@ -58,6 +58,7 @@ def make_proxy_config(**fields: Any) -> str:
     return json.dumps({"ignition": {"version": "3.3.0", "proxy": fields}})
 
 
+SHA256 = {"hash": f"sha256-{'0' * 64}"}
 LINK = {"path": "/foo", "target": "/foo-t"}
 ACCEPTED = (
     config(),
@@ -71,7 +72,7 @@ ACCEPTED = (
     file(device=5),
     config(passwd={"users": [{"name": "core", "path": 5, "devices": ["a", "a"]}]}),
     file(mode=420, contents={"source": "data:,x"}, user={"name": "root"}, overwrite=True),
-    file(contents={"source": "https://a.test/b", "verification": {"hash": f"sha256-{'0' * 64}"}}),
+    file(contents={"source": "https://a.test/b", "verification": SHA256}),
     file(contents={"source": "data:text/plain;charset=utf-8;base64,aGk="}),
     file(overwrite=None, append=[{"source": "data:,a%20b"}]),
     config(storage={"links": [{"path": "/a", "target": "b"}]}),
@@ -107,6 +108,7 @@ ACCEPTED = (
     make_filesystem(format="btrfs", label="thislabelisnottoolong", options=["a", "a"]),
     make_filesystem(format="none", label="l" * 300),
     config(2, storage={"files": [{"path": "/a", "contents": {"source": "gs://bucket/object"}}]}),
+    make_proxy_config(httpProxy="HTTP://proxy.test"),
     make_proxy_config(httpProxy="http://proxy.test", httpsProxy="https://proxy.test", noProxy=["a", "b"]),
     partition({"number": 1, "startMiB": 1, "sizeMiB": 99}, {"number": 2, "startMiB": 100, "sizeMiB": 0}),
     partition({"label": "a" * 36, "guid": "01234567-89AB-CDEF-EDCB-A98765432101", "typeGuid": ""}, {"label": "b"}),
@@ -180,7 +182,7 @@ REJECTED = (
     fetch(source="http://a.test", httpHeaders=[{"value": "emptyheadervalue"}]),
     fetch(source="http://a.test", httpHeaders=[{"name": "a", "value": ""}]),
     fetch(source="http://a.test", httpHeaders=[{"name": "a", "value": "b"}, {"name": "a", "value": "c"}]),
-    fetch(verification={"hash": f"sha256-{'0' * 64}"}),
+    fetch(verification=SHA256),
     fetch(source="data:,a b"),
     fetch(source="data:,a\nb"),
     fetch(source="data:,<a>"),
@@ -236,6 +238,15 @@ REJECTED = (
     make_volume(clevis={"tang": [{"url": "http://a"}]}),
     make_volume(clevis={"tang": [{"url": "file:///a", "thumbprint": "b"}]}),
     make_volume(clevis={"tang": [{"url": "http://a:x/", "thumbprint": "b"}]}),
+    make_volume(clevis={"tang": [{"url": "http://a", "thumbprint": "b"}, {"url": "http://a", "thumbprint": "c"}]}),
+    make_volume(device="/dev//a"),
+    config(storage={"disks": [{"device": "/dev/disk/../a"}]}),
+    config(storage={"filesystems": [{"device": "/dev/a/", "format": "ext4"}]}),
+    config(storage={"raid": [{"name": "a", "level": "raid1", "devices": ["/dev/./a"]}]}),
+    config(0, storage={"files": [{"path": "/a", "contents": {"source": "http://a", "verification": SHA256}}]}),
+    make_proxy_config(httpProxy="http://a:x/"),
+    fetch(source="http://a.test/b\n"),
+    fetch(source="http://{{ host }}/b"),
 )
 VOLUME = {"name": "a", "device": "/dev/a", "cex": {"enabled": True}}  # since 3.5
 CLASH = config(
@@ -347,6 +358,24 @@ def test_finding_p10_ignition_validate_agrees() -> None:
         if (done.returncode == 0) != (text in ACCEPTED):
             wrong[text] = done.stdout + done.stderr
     assert wrong == {}
+
+
+@for_each(
+    ("minor", "fields", "accepted"),
+    [
+        (3, {"openOptions": ["a", "a"]}, True),  # 3.3 does not have this field
+        (4, {"openOptions": ["a", "a"]}, False),
+        (3, {"clevis": {"tang": [{"url": "http://a", "thumbprint": "b", "advertisement": "{"}]}}, True),
+        (4, {"clevis": {"tang": [{"url": "http://a", "thumbprint": "b", "advertisement": "{"}]}}, False),
+        (4, {"clevis": {"tang": [{"url": "http://a", "thumbprint": "b", "advertisement": "{}"}]}}, True),
+        (5, {"clevis": {"custom": {"pin": "pkcs11", "config": "{}"}}}, False),
+        (6, {"clevis": {"custom": {"pin": "pkcs11", "config": "{}"}}}, True),
+        (6, {"clevis": {"custom": {"config": "{}"}}}, False),
+    ],
+)
+def test_a_volume_follows_the_rules_of_its_version(minor: int, fields: dict[str, Any], accepted: bool) -> None:
+    text = config(minor, storage={"luks": [{"name": "a", "device": "/dev/a", **fields}]})
+    assert is_accepted(text) == accepted
 
 
 @for_each(
