@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from xml.parsers.expat import ExpatError, ParserCreate
 
 import yaml
@@ -187,50 +187,85 @@ def _check_network_config(text: str) -> None:
         )
 
 
-# The types of the keys below `autoinstall:`. Source: Subiquity, `autoinstall-schema.json`. The installer only warns
-# about unknown keys. It ignores a key without a value if the types of the key include None (`server/controller.py`).
-_AUTOINSTALL_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
-    **dict.fromkeys(("interactive-sections", "packages", "snaps", "zdevs"), (list,)),
-    **dict.fromkeys(("early-commands", "error-commands", "late-commands"), (list,)),
-    **dict.fromkeys(("debconf-selections", "locale", "updates"), (str,)),
-    **dict.fromkeys(("proxy", "shutdown", "timezone"), (str, type(None))),
-    **dict.fromkeys(("active-directory", "apt", "codecs", "drivers", "identity", "kernel"), (dict, type(None))),
-    **dict.fromkeys(("kernel-crash-dumps", "keyboard", "refresh-installer", "reporting"), (dict, type(None))),
-    **dict.fromkeys(("source", "ssh", "storage", "ubuntu-advantage", "ubuntu-pro", "user-data"), (dict, type(None))),
-    "oem": (dict,),
+class _Keys(NamedTuple):
+    """The keys of a mapping and the types of their values."""
+
+    types: Mapping[str, Any]
+    required: tuple[str, ...] = ()
+    alternatives: tuple[str, ...] = ()  # exactly one of these keys is required
+    others: Any = object  # the type of the values of other keys, or None if other keys are errors
+
+
+# A type is a Python type, a constant, a list with the type of the elements, `_Keys`, or a tuple of these types. Source:
+# Subiquity, `autoinstall-schema.json` and `server/controllers`. The installer only warns about unknown keys below
+# `autoinstall`. It ignores a key without a value if the types of the key include None (`server/controller.py`).
+_COMMANDS: Final = [(str, [str])]
+_GROUPS: Final = _Keys({"append": [str], "override": [str]}, alternatives=("append", "override"))
+_IDENTITY: Final = {**dict.fromkeys(("hostname", "password", "realname", "username"), str), "groups": ([str], _GROUPS)}
+_NETPLAN: Final = _Keys(
+    {"version": 2, **dict.fromkeys(("bonds", "bridges", "ethernets", "tunnels", "vlans", "wifis"), dict)}, ("version",)
+)
+_APT: Final = {
+    "disable_components": [("universe", "multiverse", "restricted", "contrib", "non-free")],
+    "fallback": ("abort", "continue-anyway", "offline-install"),
+    "geoip": bool,
+    "mirror-selection": _Keys({"primary": [("country-mirror", _Keys({"arches": [str], "uri": str}, ("uri",)))]}),
+    "preferences": [_Keys({"package": str, "pin": str, "pin-priority": int}, ("package", "pin", "pin-priority"))],
+    "preserve_sources_list": bool,
+    "primary": list,
+    "sources": dict,
 }
-# the types of the fields below these keys
-_FIELD_TYPES: Final[Mapping[str, Mapping[str, type]]] = {
-    "active-directory": {"admin-name": str, "domain-name": str},
-    "codecs": {"install": bool},
-    "drivers": {"install": bool},
-    "identity": dict.fromkeys(("hostname", "password", "realname", "username"), str),
-    "kernel": {"flavor": str, "package": str},
-    "keyboard": {"layout": str, "variant": str},
-    "refresh-installer": {"channel": str, "update": bool},
-    "source": {"id": str, "search_drivers": bool},
-    "ssh": {"allow-pw": bool, "authorized-keys": list, "install-server": bool},
-}
-_LISTS_OF_STRINGS: Final = ("interactive-sections", "packages", "ssh.authorized-keys")
-# the keys without which the installer stops
-_REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
-    "identity": ("username", "hostname", "password"),
-    "kernel-crash-dumps": ("enabled",),
-    "keyboard": ("layout",),
-    "oem": ("install",),
-}
-_COMMANDS: Final = ("early-commands", "error-commands", "late-commands")
-_CHOICES: Final = {"shutdown": ("poweroff", "reboot"), "updates": ("all", "security")}
+_LAYOUT: Final = {"mode": ("reformat_disk", "use_gap"), "name": str, "sizing-policy": ("all", "scaled", None)}
+_SNAP: Final = _Keys({"channel": str, "classic": bool, "name": str}, ("name",), others=None)
+_AUTOINSTALL: Final = _Keys(
+    {
+        "active-directory": (_Keys({"admin-name": str, "domain-name": str}, others=None), None),
+        "apt": (_Keys(_APT), None),
+        "codecs": (_Keys({"install": bool}), None),
+        "debconf-selections": str,
+        "drivers": (_Keys({"install": bool}), None),
+        "early-commands": _COMMANDS,
+        "error-commands": _COMMANDS,
+        "identity": (_Keys(_IDENTITY, ("username", "hostname", "password"), others=None), None),
+        "interactive-sections": [str],
+        "kernel": (_Keys({"flavor": str, "package": str}, alternatives=("flavor", "package")), None),
+        "kernel-crash-dumps": (_Keys({"enabled": (bool, None)}, ("enabled",), others=None), None),
+        "keyboard": (_Keys({"layout": str, "toggle": (str, None), "variant": str}, ("layout",), others=None), None),
+        "late-commands": _COMMANDS,
+        "locale": str,
+        "network": (_NETPLAN, _Keys({"network": _NETPLAN}, ("network",)), None),
+        "oem": _Keys({"install": (bool, "auto")}, ("install",)),
+        "packages": [str],
+        "proxy": (str, None),
+        "refresh-installer": (_Keys({"channel": str, "update": bool}, others=None), None),
+        "reporting": (_Keys({}, others=_Keys({"type": str}, ("type",))), None),
+        "shutdown": ("poweroff", "reboot", None),
+        "snaps": [_SNAP],
+        "source": (_Keys({"id": str, "search_drivers": bool}), None),
+        "ssh": (_Keys({"allow-pw": bool, "authorized-keys": [str], "install-server": bool}), None),
+        "storage": (_Keys({"config": [dict], "layout": _Keys(_LAYOUT, ("name",))}), None),
+        "timezone": (str, None),
+        "ubuntu-advantage": (_Keys({"token": str}), None),
+        "ubuntu-pro": (_Keys({"token": str}), None),
+        "updates": ("all", "security"),
+        "user-data": (dict, None),
+        "version": 1,
+        "zdevs": [_Keys({"enabled": bool, "id": str})],
+    },
+    ("version",),
+)
 # The autoinstall keys that do not exist in cloud-init. The installer stops if one of them is at the root.
-_ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL_TYPES) - {
+_ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL.types) - {
     *("apt", "drivers", "keyboard", "locale", "packages", "reporting", "ssh", "timezone"),
-    *("ubuntu-advantage", "ubuntu-pro", "updates"),
+    *("ubuntu-advantage", "ubuntu-pro", "updates", "version"),
 }
 _TYPE_NAMES: Final[Mapping[type, str]] = {
+    bool: "true or false",
+    dict: "a mapping",
+    int: "a whole number",
     list: "a list",
     str: "a string",
-    dict: "a mapping",
-    bool: "true or false",
+    _Keys: "a mapping",
 }
 
 
@@ -259,68 +294,65 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
             f"autoinstall in the rendered user data is {quote_value(section)}, not a mapping",
             "indent the keys under `autoinstall`",
         )
-    version = section.get("version")
-    if (version is not None or is_alone) and (version != 1 or isinstance(version, bool)):
-        raise make_user_data_fault(
-            "`autoinstall.version` in the rendered user data is not 1", "write `version: 1` under `autoinstall`"
+    if (fault := next(_find_wrong_types("autoinstall", section, _AUTOINSTALL, is_alone=is_alone), None)) is not None:
+        raise fault
+
+
+def _find_wrong_types(path: str, value: Any, expected: Any, *, is_alone: bool) -> Iterator[Malformed]:
+    """Yield an error for each value with a wrong type.
+
+    If ``is_alone`` is false, the machine merges another value into this value, and the other value can have the
+    required keys.
+    """
+    types = expected if type(expected) is tuple else (expected,)
+    candidates = [each for each in types if _has_type(value, each)]
+    faults = [list(_find_wrong_elements(path, value, each, is_alone=is_alone)) for each in candidates]
+    if not candidates:
+        names = dict.fromkeys(_name_type(each) for each in types if each is not None)
+        yield make_user_data_fault(
+            f"{path} in the rendered user data must be {' or '.join(names)}, found {_describe(value)}",
+            "quote the value, because YAML does not read it as text" if str in types else "correct the template",
         )
-    for key, value in section.items():
-        _check_autoinstall_value(str(key), value, _AUTOINSTALL_TYPES.get(key, (object,)))
-        if value is None:
-            continue
-        for field, kind in _FIELD_TYPES.get(key, {}).items():
-            if field in value:
-                _check_autoinstall_value(f"{key}.{field}", value[field], (kind,))
-        if is_alone and (missing := [each for each in _REQUIRED.get(key, ()) if each not in value]):
-            raise make_user_data_fault(
-                f"autoinstall.{key} in the rendered user data has no {missing[0]}", "add the missing key"
-            )
-        if is_alone and (requirement := _find_autoinstall_requirement(key, value)) is not None:
-            field, must = requirement
-            raise make_user_data_fault(
-                f"autoinstall.{field} in the rendered user data must {must}", "correct the template"
-            )
-        if key in _CHOICES and value not in _CHOICES[key]:
-            raise make_user_data_fault(
-                f"autoinstall.{key} in the rendered user data must be {' or '.join(_CHOICES[key])}, found "
-                f"{_describe(value)}",
-                "correct the template",
-            )
-        for command in value if key in _COMMANDS else ():
-            words = command if isinstance(command, list) else [command]
-            if not all(isinstance(word, str) for word in words):
-                raise make_user_data_fault(
-                    f"autoinstall.{key} in the rendered user data contains a command that is neither a string nor a "
-                    "list of strings",
-                    "quote the command if it contains a colon and a space",
-                )
+    elif all(faults):
+        yield from faults[0]
 
 
-def _find_autoinstall_requirement(key: str, value: Any) -> tuple[str, str] | None:
-    """Return the field with a wrong value and what the value must be, or None if the value of the key is correct."""
-    match key:
-        case "kernel" if len({"flavor", "package"} & value.keys()) != 1:
-            return key, "have either the key flavor or the key package"
-        case "kernel-crash-dumps" if not isinstance(value["enabled"], bool | None):
-            return f"{key}.enabled", "be true, false or null"
-        case "oem" if value["install"] not in (True, False, "auto"):
-            return f"{key}.install", "be true, false or auto"
-        case "snaps" if not all(isinstance(each, dict) and isinstance(each.get("name"), str) for each in value):
-            return key, "be a list of mappings with the key name"
-    return None
-
-
-def _check_autoinstall_value(key: str, value: object, types: tuple[type, ...]) -> None:
-    if not isinstance(value, types):
-        raise make_user_data_fault(
-            f"autoinstall.{key} in the rendered user data must be {_TYPE_NAMES[types[0]]}, found {_describe(value)}",
-            "correct the template",
+def _find_wrong_elements(path: str, value: Any, expected: Any, *, is_alone: bool) -> Iterator[Malformed]:
+    if isinstance(expected, list):
+        for index, element in enumerate(value):
+            yield from _find_wrong_types(f"{path}[{index}]", element, expected[0], is_alone=is_alone)
+    if not isinstance(expected, _Keys):
+        return
+    where = f"{path} in the rendered user data"
+    for key in expected.required if is_alone else ():
+        if key not in value:
+            yield make_user_data_fault(f"{where} has no {key}", f"add `{key}` below `{path}`")
+    if is_alone and expected.alternatives and len(value.keys() & set(expected.alternatives)) != 1:
+        yield make_user_data_fault(
+            f"{where} must have either the key {' or '.join(expected.alternatives)}", "correct the template"
         )
-    if key in _LISTS_OF_STRINGS and isinstance(value, list) and not all(isinstance(each, str) for each in value):
-        raise make_user_data_fault(
-            f"autoinstall.{key} in the rendered user data contains a value that is not a string",
-            "quote the values that YAML reads as numbers, and remove empty ones",
-        )
+    for key, element in value.items():
+        if key in expected.types or expected.others is not None:
+            type = expected.types.get(key, expected.others)
+            yield from _find_wrong_types(f"{path}.{key}", element, type, is_alone=is_alone)
+        else:
+            yield make_user_data_fault(
+                f"{where} has the key {_describe(key)}, which the installer rejects",
+                format_suggestion(key, expected.types, "remove the key"),
+            )
+
+
+def _has_type(value: object, expected: Any) -> bool:
+    if isinstance(expected, list | _Keys):
+        return isinstance(value, list if isinstance(expected, list) else dict)
+    if isinstance(value, bool):
+        return expected in (bool, object)
+    return isinstance(value, expected) if isinstance(expected, type) else value == expected
+
+
+def _name_type(expected: Any) -> str:
+    kind = type(expected) if isinstance(expected, list | _Keys) else expected
+    return _TYPE_NAMES[kind] if isinstance(kind, type) else str(kind)
 
 
 def _describe(value: object) -> str:

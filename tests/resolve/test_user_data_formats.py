@@ -16,6 +16,8 @@ from tests.helpers.cases import for_each
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 
 HEAD = "#cloud-config\nautoinstall:\n  version: 1\n"
+IDENTITY = f"{HEAD}  identity: {{username: a, hostname: b, password: c"
+IDENTITY_PART = "autoinstall: {identity: {username: a}}"
 MACHINE = "version: v1alpha1\nmachine:\n  type: worker\n"
 HOSTNAME = "apiVersion: v1alpha1\nkind: HostnameConfig\nhostname: a\n"
 
@@ -39,7 +41,7 @@ def fault(format: str, text: str) -> str | None:
         (f"{HEAD}  kernel:\n  kernel-crash-dumps:\n  source:\n  ssh:\n  storage:\n  user-data:\n", None),
         (f"{HEAD}  oem:\n", "autoinstall.oem in the rendered user data must be a mapping, found nothing"),
         (f"{HEAD}  packages:\n", "autoinstall.packages in the rendered user data must be a list, found nothing"),
-        (f"{HEAD}  updates:\n", "autoinstall.updates in the rendered user data must be a string, found nothing"),
+        (f"{HEAD}  updates:\n", "autoinstall.updates in the rendered user data must be all or security, found nothing"),
         (f"{HEAD}  packages: [a\n", "is not YAML"),
         (f"{HEAD}\tpackages: []\n", "is not YAML"),
         (f"{HEAD}hostname: a\npackages: [b]\n", None),
@@ -49,12 +51,25 @@ def fault(format: str, text: str) -> str | None:
         ("#cloud-config\nx:\n  autoinstall: {version: 1}\n", "is not an autoinstall configuration"),
         ("#cloud-config\nautoinstall: yes\n", "not a mapping"),
         ("#cloud-config\nautoinstall:\nversion: 1\n", "not a mapping"),
-        ("#cloud-config\nautoinstall: {}\n", "`autoinstall.version` in the rendered user data is not 1"),
-        ("#cloud-config\nautoinstall: {version: 2}\n", "`autoinstall.version` in the rendered user data is not 1"),
-        ("#cloud-config\nautoinstall: {version: '1'}\n", "`autoinstall.version` in the rendered user data is not 1"),
-        ("#cloud-config\nautoinstall: {version: true}\n", "`autoinstall.version` in the rendered user data is not 1"),
+        ("#cloud-config\nautoinstall: {}\n", "autoinstall in the rendered user data has no version"),
+        (
+            "#cloud-config\nautoinstall: {version: 2}\n",
+            "autoinstall.version in the rendered user data must be 1, found",
+        ),
+        (
+            "#cloud-config\nautoinstall: {version: '1'}\n",
+            "autoinstall.version in the rendered user data must be 1, found",
+        ),
+        (
+            "#cloud-config\nautoinstall: {version: true}\n",
+            "autoinstall.version in the rendered user data must be 1, found",
+        ),
         (f"{HEAD}  late-commands: reboot\n", "autoinstall.late-commands in the rendered user data must be a list"),
-        (f"{HEAD}  late-commands:\n  - echo a: b\n", "a command that is neither a string nor a list of strings"),
+        (
+            f"{HEAD}  late-commands:\n  - echo a: b\n",
+            "late-commands[0] in the rendered user data must be a string or a list",
+        ),
+        (f"{HEAD}  late-commands: [[a, 1]]\n", "late-commands[0][1] in the rendered user data must be a string, found"),
         (f"{HEAD}  shutdown: halt\n", "must be poweroff or reboot"),
         (f"{HEAD}  storage: lvm\n", "must be a mapping"),
         # cases of Subiquity's own schemas
@@ -78,7 +93,7 @@ def fault(format: str, text: str) -> str | None:
         ),
         (
             f"{HEAD}  ssh: {{authorized-keys: [1]}}\n",
-            "autoinstall.ssh.authorized-keys in the rendered user data contains",
+            "autoinstall.ssh.authorized-keys[0] in the rendered user data must be a string",
         ),
         (
             f"{HEAD}  ssh: {{install-server: 'yes'}}\n",
@@ -92,11 +107,11 @@ def fault(format: str, text: str) -> str | None:
             f"{HEAD}  drivers: {{install: 'no'}}\n",
             "autoinstall.drivers.install in the rendered user data must be true or",
         ),
-        (f"{HEAD}  packages: [a, 1]\n", "autoinstall.packages in the rendered user data contains"),
+        (f"{HEAD}  packages: [a, 1]\n", "autoinstall.packages[1] in the rendered user data must be a string"),
         (f"{HEAD}  oem: {{install: auto}}\n", None),
         (
             f"{HEAD}  oem: {{install: always}}\n",
-            "autoinstall.oem.install in the rendered user data must be true, false",
+            "autoinstall.oem.install in the rendered user data must be true or false or auto, found",
         ),
         (f"{HEAD}  kernel-crash-dumps: {{enabled: 'on'}}\n", "autoinstall.kernel-crash-dumps.enabled in the rendered"),
         (f"{HEAD}  kernel: {{package: a}}\n  snaps: [{{name: b, classic: true}}]\n", None),
@@ -104,13 +119,68 @@ def fault(format: str, text: str) -> str | None:
             f"{HEAD}  kernel: {{package: a, flavor: b}}\n",
             "autoinstall.kernel in the rendered user data must have either",
         ),
-        (f"{HEAD}  snaps: [etcd]\n", "autoinstall.snaps in the rendered user data must be a list of mappings with"),
+        (f"{HEAD}  snaps: [etcd]\n", "autoinstall.snaps[0] in the rendered user data must be a mapping, found"),
+        (f"{HEAD}  snaps: [{{channel: edge}}]\n", "autoinstall.snaps[0] in the rendered user data has no name"),
         (f"{HEAD}  oem: {{}}\n", "autoinstall.oem in the rendered user data has no install"),
         (
             f"{HEAD}  kernel-crash-dumps: {{}}\n",
             "autoinstall.kernel-crash-dumps in the rendered user data has no enabled",
         ),
         (f"{HEAD}  kernel-crash-dumps: {{enabled: null}}\n", None),
+        # cases of Subiquity's JSON schema
+        (f"{HEAD}  network: {{version: 2, ethernets: {{}}}}\n", None),
+        (f"{HEAD}  network: {{network: {{version: 2}}}}\n", None),
+        (f"{HEAD}  network:\n", None),
+        (f"{HEAD}  network: {{ethernets: {{}}}}\n", "autoinstall.network in the rendered user data has no version"),
+        (
+            f"{HEAD}  network: {{version: 1, config: []}}\n",
+            "network.version in the rendered user data must be 2, found",
+        ),
+        (
+            f"{HEAD}  network: {{version: 2, ethernets: }}\n",
+            "network.ethernets in the rendered user data must be a map",
+        ),
+        (f"{HEAD}network: {{version: 2}}\n", "has the autoinstall key network outside `autoinstall`"),
+        (f"{HEAD}  keyboard: {{layout: us, toggle: null}}\n", None),
+        (f"{HEAD}  keyboard: {{layout: us, varient: a}}\n", 'has the key "varient", which the installer rejects'),
+        (f"{HEAD}  ssh: {{unknown: 1}}\n", None),
+        (f"{HEAD}  reporting: {{a: {{type: print}}}}\n", None),
+        (
+            f"{HEAD}  reporting: {{a: {{endpoint: b}}}}\n",
+            "autoinstall.reporting.a in the rendered user data has no type",
+        ),
+        (f"{HEAD}  zdevs: [{{id: 1}}]\n", "autoinstall.zdevs[0].id in the rendered user data must be a string, found"),
+        (f"{HEAD}  apt: {{preferences: [{{package: a, pin: b, pin-priority: 1}}]}}\n", None),
+        (
+            f"{HEAD}  apt: {{preferences: [{{package: a}}]}}\n",
+            "apt.preferences[0] in the rendered user data has no pin",
+        ),
+        (f"{HEAD}  apt: {{mirror-selection: {{primary: [country-mirror, {{uri: a}}]}}}}\n", None),
+        (
+            f"{HEAD}  apt: {{mirror-selection: {{primary: [a]}}}}\n",
+            "primary[0] in the rendered user data must be country-",
+        ),
+        (
+            f"{HEAD}  apt: {{fallback: abort, geoip: 0}}\n",
+            "autoinstall.apt.geoip in the rendered user data must be true or",
+        ),
+        (f"{HEAD}  storage: {{layout: {{name: lvm, sizing-policy: all}}}}\n", None),
+        (
+            f"{HEAD}  storage: {{layout: lvm}}\n",
+            "autoinstall.storage.layout in the rendered user data must be a mapping",
+        ),
+        (f"{HEAD}  storage: {{layout: {{mode: use_gap}}}}\n", "storage.layout in the rendered user data has no name"),
+        (f"{HEAD}  storage: {{layout: {{name: lvm, mode: gap}}}}\n", "must be reformat_disk or use_gap, found"),
+        (f"{IDENTITY}, groups: [sudo]}}\n", None),
+        (f"{IDENTITY}, groups: {{append: [docker]}}}}\n", None),
+        (
+            f"{IDENTITY}, groups: {{}}}}\n",
+            "identity.groups in the rendered user data must have either the key append or",
+        ),
+        (f"{IDENTITY}, groups: sudo}}\n", "identity.groups in the rendered user data must be a list or a mapping"),
+        (f"{IDENTITY}, uid: 1000}}\n", 'has the key "uid", which the installer rejects'),
+        # the second part can have the required keys
+        (f"#cloud-config-archive\n- {{content: {IDENTITY_PART!r}}}\n- {IDENTITY_PART!r}\n", None),
         ("#!/bin/sh\n", "is not an autoinstall configuration"),
         ("#include\nhttp://192.0.2.1/a\n", None),
         ("## template: jinja\n#cloud-config\nautoinstall: {version: {{ 1 }}}\n", None),
