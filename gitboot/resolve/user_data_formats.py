@@ -254,6 +254,9 @@ _AUTOINSTALL: Final = _Keys(
     },
     ("version",),
 )
+# The installer reads these keys before it runs the early commands, and the other keys afterwards from the file
+# /autoinstall.yaml, which the commands can change.
+_EARLY_KEYS: Final = frozenset({"early-commands", "error-commands", "interactive-sections", "reporting", "version"})
 # The autoinstall keys that do not exist in cloud-init. The installer stops if one of them is at the root.
 _ONLY_AUTOINSTALL: Final = frozenset(_AUTOINSTALL.types) - {
     *("apt", "drivers", "keyboard", "locale", "packages", "reporting", "ssh", "timezone"),
@@ -294,6 +297,8 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
             f"autoinstall in the rendered user data is {quote_value(section)}, not a mapping",
             "indent the keys under `autoinstall`",
         )
+    if "autoinstall.yaml" in json.dumps(section.get("early-commands"), default=str):
+        section = {key: value for key, value in section.items() if key in _EARLY_KEYS}
     if (fault := next(_find_wrong_types("autoinstall", section, _AUTOINSTALL, is_alone=is_alone), None)) is not None:
         raise fault
 

@@ -179,6 +179,12 @@ def fault(format: str, text: str) -> str | None:
         ),
         (f"{IDENTITY}, groups: sudo}}\n", "identity.groups in the rendered user data must be a list or a mapping"),
         (f"{IDENTITY}, uid: 1000}}\n", 'has the key "uid", which the installer rejects'),
+        # early commands can change the other keys
+        (f"{HEAD}  early-commands: [sed -i s/X/a/ /autoinstall.yaml]\n  ssh: {{install-server: X}}\n", None),
+        (
+            f"{HEAD}  early-commands: [sed, 1, /autoinstall.yaml]\n",
+            "early-commands[1] in the rendered user data must be",
+        ),
         # the second part can have the required keys
         (f"#cloud-config-archive\n- {{content: {IDENTITY_PART!r}}}\n- {IDENTITY_PART!r}\n", None),
         ("#!/bin/sh\n", "is not an autoinstall configuration"),
