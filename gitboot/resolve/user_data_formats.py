@@ -180,11 +180,16 @@ def _check_network_config(text: str) -> None:
             "the rendered network-config is not a mapping, so cloud-init ignores it",
             "begin the file with `version: 2` (netplan) or `version: 1`",
         )
-    if config.get("config") != "disabled" and config.get("version") not in (1, 2):
+    if config.get("config") == "disabled":
+        return
+    if config.get("version") not in (1, 2):
         raise make_user_data_fault(
             "the rendered network-config has neither version 1 nor version 2, so cloud-init cannot read it",
             "begin the file with `version: 2` (netplan) or `version: 1`",
         )
+    expected = _NETPLAN if config["version"] == 2 else _INTERFACES
+    if (fault := next(_find_wrong_types("network", config, expected, is_alone=True), None)) is not None:
+        raise fault
 
 
 class _Keys(NamedTuple):
@@ -202,8 +207,25 @@ class _Keys(NamedTuple):
 _COMMANDS: Final = [(str, [str])]
 _GROUPS: Final = _Keys({"append": [str], "override": [str]}, alternatives=("append", "override"))
 _IDENTITY: Final = {**dict.fromkeys(("hostname", "password", "realname", "username"), str), "groups": ([str], _GROUPS)}
+# Netplan stops if a value has another type. Source: netplan, `src/parse.c`.
+_DEVICE: Final = _Keys(
+    {
+        "addresses": [(str, dict)],
+        "interfaces": [str],
+        "match": dict,
+        "nameservers": dict,
+        "routes": [_Keys({}, ("to",))],
+    }
+)
+_DEVICES: Final = _Keys({"renderer": str}, others=_DEVICE)
 _NETPLAN: Final = _Keys(
-    {"version": 2, **dict.fromkeys(("bonds", "bridges", "ethernets", "tunnels", "vlans", "wifis"), dict)}, ("version",)
+    {"version": 2, **dict.fromkeys(("bonds", "bridges", "ethernets", "tunnels", "vlans", "wifis"), _DEVICES)},
+    ("version",),
+)
+# Version 1 of network-config. Source: `cloudinit/net/network_state.py`.
+_INTERFACE_TYPES: Final = ("bond", "bridge", "infiniband", "loopback", "nameserver", "physical", "route", "vlan")
+_INTERFACES: Final = _Keys(
+    {"config": [_Keys({"subnets": ([dict], None), "type": _INTERFACE_TYPES}, ("type",))], "version": 1}, ("config",)
 )
 _APT: Final = {
     "disable_components": [("universe", "multiverse", "restricted", "contrib", "non-free")],

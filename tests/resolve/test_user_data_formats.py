@@ -18,6 +18,17 @@ from tests.helpers.fleets import decided, fleet, image, policy, profile, server
 HEAD = "#cloud-config\nautoinstall:\n  version: 1\n"
 IDENTITY = f"{HEAD}  identity: {{username: a, hostname: b, password: c"
 IDENTITY_PART = "autoinstall: {identity: {username: a}}"
+NETPLAN = "version: 2\nethernets:\n"
+NETPLAN_EXAMPLE = f"""{NETPLAN}  a:
+    addresses: [192.0.2.1/24, 192.0.2.2/24: {{label: a}}, "2001:db8::1/64"]
+    dhcp4: "no"
+    match: {{macaddress: "52:54:00:00:00:01"}}
+    mtu: "9000"
+    nameservers: {{addresses: [192.0.2.3], search: [a.test]}}
+    routes: [{{to: default, via: 192.0.2.4}}]
+bonds: {{b: {{interfaces: [a], parameters: {{mode: 802.3ad}}}}}}
+vlans: {{c: {{id: 5, link: b}}}}
+"""
 MACHINE = "version: v1alpha1\nmachine:\n  type: worker\n"
 HOSTNAME = "apiVersion: v1alpha1\nkind: HostnameConfig\nhostname: a\n"
 
@@ -275,6 +286,45 @@ def test_finding_p10_debconf_agrees_about_preseed(tmp_path: Path) -> None:
         ("network-config", "version: 2\nethernets: [\n", "is not YAML"),
         ("network-config", "network:\n  ethernets: {}\nversion: 2\n", "has neither version 1 nor version 2"),
         ("network-config", "# version: 2\n", "is not a mapping"),
+        # netplan and cloud-init stop at these values, and the machine has no network
+        (
+            "network-config",
+            f"{NETPLAN}  a: {{addresses: 192.0.2.1/24}}\n",
+            "network.ethernets.a.addresses in the render",
+        ),
+        (
+            "network-config",
+            f"{NETPLAN}  a: {{nameservers: [192.0.2.1]}}\n",
+            "ethernets.a.nameservers in the rendered net",
+        ),
+        (
+            "network-config",
+            f"{NETPLAN}  a: {{routes: [{{via: 192.0.2.1}}]}}\n",
+            r"ethernets.a.routes\[0\] in .* has no to",
+        ),
+        ("network-config", f"{NETPLAN}  a: {{match: a}}\n", "network.ethernets.a.match in the rendered network-config"),
+        ("network-config", f"{NETPLAN}  a:\n", "network.ethernets.a in the rendered network-config must be a mapping"),
+        (
+            "network-config",
+            "version: 2\nbonds: {a: {interfaces: b}}\n",
+            "network.bonds.a.interfaces in the rendered net",
+        ),
+        ("network-config", "version: 1\n", "network in the rendered network-config has no config"),
+        ("network-config", "version: 1\nconfig: {}\n", "network.config in the rendered network-config must be a list"),
+        ("network-config", "version: 1\nconfig: [{name: a}]\n", r"network.config\[0\] in .* has no type"),
+        (
+            "network-config",
+            "version: 1\nconfig: [{type: vlans}]\n",
+            r"config\[0\].type in .* must be bond or bridge or",
+        ),
+        ("network-config", NETPLAN_EXAMPLE, None),
+        (
+            "network-config",
+            f"{NETPLAN}  renderer: networkd\n  a: {{match: {{}}, nameservers: {{addresses: a}}}}\n",
+            None,
+        ),
+        ("network-config", "version: 2\ndummy-devices: {a: {unknown: 1}}\n", None),
+        ("network-config", "version: 1\nconfig: [{type: physical, name: a, subnets: }, {type: loopback}]\n", None),
     ],
 )
 def test_finding_p10_files_beside_user_data_are_checked(name: str, text: str, message: str | None) -> None:
