@@ -415,8 +415,16 @@ def _check_preseed(text: str) -> None:
             )
 
 
+_TALOS_KEYS: Final = ("machine", "cluster", "debug", "persist")  # a machine configuration has at least one of them
+_TALOS_TYPES: Final = ("controlplane", "init", "worker", "join", "")  # the last two are a worker too
+
+
 def _check_talos(text: str) -> None:
-    """Check that the machine configuration has `version`, and that all other documents have `apiVersion` and `kind`."""
+    """Check that the text is one machine configuration and other documents.
+
+    Sources: Talos, `configloader/internal/decoder/decoder.go`, `container/container.go` and `machine/machine.go` in
+    `pkg/machinery/config`.
+    """
     try:
         documents = [(node, _read_node(node)) for node in _parse_documents(text)]
     except (yaml.YAMLError, RecursionError) as error:
@@ -432,7 +440,7 @@ def _check_talos(text: str) -> None:
         raise _make_talos_fault("the rendered text begins with `#cloud-config`, which Talos does not support", 1)
     if not documents:
         raise _make_talos_fault("the rendered Talos configuration contains no documents", 0)
-    machine_count = 0
+    lines: dict[tuple[object, object], int] = {}
     for node, document in documents:
         line = cloud_init.find_line_number(text, node.start_mark)
         if not isinstance(document, dict):
@@ -448,23 +456,28 @@ def _check_talos(text: str) -> None:
                     line,
                     Code.TALOS_DOCUMENT,
                 )
-            continue
-        if document.get("version") != "v1alpha1":
+        elif document.keys().isdisjoint(_TALOS_KEYS) or document.get("version", "v1alpha1") != "v1alpha1":
             raise _make_talos_fault(
-                "the rendered text is not a Talos configuration, because it has no `version: v1alpha1`", line
+                "the rendered text is not a Talos configuration, because it has no `version: v1alpha1` and `machine`",
+                line,
             )
-        machine_count += 1
-        if machine_count > 1:
+        elif unknown := [key for key in document if key not in (*_TALOS_KEYS, "version")]:
             raise make_user_data_fault(
-                f"a second machine configuration begins on line {line} of the rendered Talos configuration",
-                "merge the documents that contain `version: v1alpha1` into one document",
+                f"the rendered Talos configuration has the key {quote_value(unknown[0])}, which Talos rejects",
+                format_suggestion(unknown[0], _TALOS_KEYS, "remove the key"),
                 line,
                 Code.TALOS_DOCUMENT,
             )
-        machine = document.get("machine")
-        if "machine" in document and (
-            not isinstance(machine, dict) or machine.get("type") not in ("controlplane", "init", "worker")
-        ):
+        name = document.get("kind", "machine configuration"), document.get("name")
+        if lines.setdefault(name, line) != line:
+            raise make_user_data_fault(
+                f"a second {name[0]} begins on line {line} of the rendered Talos configuration",
+                "merge the two documents, or give them different names",
+                line,
+                Code.TALOS_DOCUMENT,
+            )
+        machine = document.get("machine", {}) if "kind" not in document else {}
+        if not isinstance(machine, dict) or machine.get("type", "") not in _TALOS_TYPES:
             raise make_user_data_fault(
                 "the rendered Talos configuration has no valid machine.type",
                 "write `type: controlplane` or `type: worker` under `machine`",
