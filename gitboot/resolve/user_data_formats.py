@@ -398,7 +398,8 @@ def _check_preseed(text: str) -> None:
         while answer.endswith("\\") and (more := next(lines, None)) is not None:
             number += 1
             answer = answer[:-1] + more.removesuffix("\r")
-        words = answer.split(maxsplit=3)
+        # debconf splits bytes, so a no-break space is part of a word
+        words = [word.decode(errors="replace") for word in answer.encode(errors="replace").split(maxsplit=3)]
         if not words or words[0].startswith("#"):
             continue
         if len(words) < 3:
