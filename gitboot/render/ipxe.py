@@ -27,6 +27,11 @@ imgtrust && set gitboot-verify imgverify || set gitboot-verify echo
 iseq ${gitboot-verify} echo && echo gitboot: this iPXE has no imgverify. It boots the files unverified. ||
 """
 
+# iPXE passes an EFI program the name of its image in front of its arguments (iPXE: image/efi_image.c). Without Secure
+# Boot, a UKI boots with this text instead of the command line in the UKI (systemd: src/boot/stub.c). This setting does
+# not exist, so iPXE removes the name.
+_BOOT_UNNAMED: Final = "boot --name ${gitboot-none}"
+
 
 def render(decision: Decision, plan: BootPlan | None) -> Iterator[tuple[str, File]]:
     """Yield the iPXE scripts of a server for each MAC address, and for both byte orders of the UUID.
@@ -130,9 +135,8 @@ def _build_boot_steps(boot: Boot) -> list[str]:
     if boot.is_direct:
         if (uki := boot.direct_uki) is None:
             raise CannotBoot(f"{boot.image} is an ISO. Only firmware or a BMC can boot it.")
-        if uki.url not in files.loader_signatures:
-            return [f"kernel {check_ipxe_url(uki.url)}", "boot"]
-        return [f"kernel --name uki {check_ipxe_url(uki.url)}", *_build_verify_steps("uki", uki, files), "boot"]
+        load = f"kernel --name uki {check_ipxe_url(uki.url)}"
+        return [load, *_build_verify_steps("uki", uki, files), _BOOT_UNNAMED]
     kernel = boot.loaded_kernel
     initrds = {f"initrd{number}": initrd for number, initrd in enumerate(files.initrds)}
     arguments = quote_ipxe_arguments((*(f"initrd={name}" for name in initrds), *boot.kernel_arguments))

@@ -19,6 +19,7 @@ GUESTS = (
     Guest(name="card", uefi=False, by=("gitboot", "nginx")),
     Guest(name="tftp", pxe=True, by=("gitboot", "Caddy")),
     Guest(name="http", by=("gitboot", "nginx")),
+    Guest(name="uki", pxe=True, boots="uki-gitboot"),
     Guest(name="nics", uefi=False, nics=2, spec=NAMES_ITS_NIC, by=("gitboot", "Caddy")),
     Guest(name="uuid", uefi=False, found_by="UUID", by=("gitboot", "nginx")),
     Guest(name="serial", uefi=False, found_by="serial", by=("gitboot", "Caddy")),
@@ -58,6 +59,12 @@ def test_uefi_boots_by_pxe_and_ipxe(site: Site, by: str, row: Row) -> None:
 def test_uefi_boots_by_http_and_ipxe(site: Site, by: str, row: Row) -> None:
     with site.machine("http", by).on() as machine:
         row(machine, site.check_installation(machine, "http", by))
+
+
+def test_a_uki_that_ipxe_boots_keeps_its_command_line(site: Site, row: Row) -> None:
+    with site.machine("uki").on() as machine:
+        row(machine, site.check_installation(machine, "uki", "gitboot", image="uki-gitboot-1"))
+    assert "iPXE" in machine.console_text
 
 
 @pytest.mark.parametrize("by", ANSWERED["nics"])

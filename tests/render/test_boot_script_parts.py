@@ -605,14 +605,14 @@ def test_ipxe_verifies_the_kernel_and_each_initrd_before_it_boots_them() -> None
 
 def test_ipxe_verifies_a_uki() -> None:
     lines = render_ipxe(make_signed_image("uki"))
-    assert lines[: lines.index("boot || goto failed") + 1] == [
+    assert lines[: lines.index("boot --name ${gitboot-none} || goto failed") + 1] == [
         *TRUST,
         "set attempt:int32 1",
         ":try",
         "imgfree",
         f"kernel --name uki {ASSETS}/uki || goto failed",
         f"${{gitboot-verify}} uki {ASSETS}/uki.sig || goto failed",
-        "boot || goto failed",
+        "boot --name ${gitboot-none} || goto failed",
     ]
 
 
