@@ -17,17 +17,20 @@ REPEATED: Final = frozenset(
         # Linux: see kernel-parameters.txt.
         "acpi_osi", "amd_iommu", "cgroup_disable", "cgroup_no_v1", "console", "crashkernel", "dyndbg", "earlycon",
         "hugepages", "hugepagesz", "initcall_blacklist", "intel_iommu", "iommu", "ivrs_acpihid", "ivrs_hpet",
-        "ivrs_ioapic", "memmap", "module_blacklist", "pci", "reserve_mem", "video",
-        # kmod and systemd: see modprobe(8), kernel-command-line(7) and systemd-cryptsetup-generator(8).
+        "ivrs_ioapic", "memmap", "module_blacklist", "pci", "reserve_mem", "video", "virtio_mmio.device",
+        # kmod and systemd: see modprobe(8), kernel-command-line(7), systemd-cryptsetup-generator(8) and
+        # systemd-network-generator(8).
         "luks.data", "luks.key", "luks.name", "luks.options", "luks.uuid", "modprobe.blacklist", "modules_load",
-        "rd.luks.data", "rd.luks.key", "rd.luks.name", "rd.luks.options", "rd.luks.uuid", "rd.modules_load",
-        "rd.systemd.mask", "rd.systemd.mount-extra", "rd.systemd.swap-extra", "rd.systemd.wants", "systemd.mask",
-        "systemd.mount-extra", "systemd.pull", "systemd.set_credential", "systemd.set_credential_binary",
-        "systemd.setenv", "systemd.swap-extra", "systemd.wants",
-        # dracut: see dracut.cmdline(7).
-        "bond", "bridge", "fcoe", "ifname", "ip", "nameserver", "netroot", "rd.break", "rd.dasd",
-        "rd.driver.blacklist", "rd.driver.post", "rd.driver.pre", "rd.iscsi.param", "rd.lvm.lv", "rd.lvm.vg",
-        "rd.md.uuid", "rd.nvmf.discover", "rd.route", "rd.zfcp", "rd.znet", "team", "vlan",
+        "net.ifname-policy", "rd.luks.data", "rd.luks.key", "rd.luks.name", "rd.luks.options", "rd.luks.uuid",
+        "rd.modules_load", "rd.systemd.mask", "rd.systemd.mount-extra", "rd.systemd.pull", "rd.systemd.swap-extra",
+        "rd.systemd.wants", "systemd.mask", "systemd.mount-extra", "systemd.pull", "systemd.set_credential",
+        "systemd.set_credential_binary", "systemd.setenv", "systemd.swap-extra", "systemd.wants",
+        # dracut and NetworkManager: see dracut.cmdline(7) and nm-initrd-generator(8).
+        "bond", "bridge", "fcoe", "ifname", "ip", "nameserver", "netroot", "rd.break", "rd.dasd", "rd.dm.uuid",
+        "rd.driver.blacklist", "rd.driver.post", "rd.driver.pre", "rd.ethtool", "rd.iscsi.param",
+        "rd.luks.allow-discards", "rd.luks.partuuid", "rd.luks.serial", "rd.lunmask", "rd.lvm.lv", "rd.lvm.vg",
+        "rd.md.uuid", "rd.net.dns", "rd.nvmf.discover", "rd.route", "rd.zfcp", "rd.znet", "rd.znet_ifname",
+        "rootfallback", "team", "vlan",
         # Anaconda, SUSE linuxrc and Talos: see their lists of boot options.
         "addon", "dud", "ifcfg", "insmod", "inst.addrepo", "inst.dd", "inst.sshd_key", "talos.environment",
     }

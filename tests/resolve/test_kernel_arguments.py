@@ -80,6 +80,13 @@ KERNEL_ARGUMENTS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "kern
         ),
         ("IOAPICs add up", ["ivrs_ioapic=1@0:14.0", "ivrs_ioapic=2@0:0.1"], "ivrs_ioapic=1@0:14.0 ivrs_ioapic=2@0:0.1"),
         ("images to pull add up", ["systemd.pull=a:b", "systemd.pull=c:d"], "systemd.pull=a:b systemd.pull=c:d"),
+        (
+            "policies for names of NICs add up",
+            ["net.ifname-policy=mac,A", "net.ifname_policy=path,B"],
+            "net.ifname-policy=mac,A net.ifname_policy=path,B",
+        ),
+        ("LUKS serial numbers add up", ["rd.luks.serial=a", "rd.luks.serial=b"], "rd.luks.serial=a rd.luks.serial=b"),
+        ("DNS servers of the initramfs add up", ["rd.net.dns=a", "rd.net.dns=b"], "rd.net.dns=a rd.net.dns=b"),
         ("behind -- a dash is an argument of init", ["c -- -c"], "c -- -c"),
         ("a removal reaches behind the separator of an earlier list", ["a --- quiet", "-quiet"], "a ---"),
         ("a separator of an earlier list does not hide a removal", ["quiet ---", "-quiet b"], "--- b"),
