@@ -678,9 +678,9 @@ def decide_next_step(
     if obstacle is not None:
         outcome, why = StepOutcome.WAITS, obstacle
     else:
-        outcome, why = _judge_proof(rollout, servers_by_state, next_percent, after=after, accept_fetched=accept_fetched)
+        outcome, why = _judge_proof(rollout, servers_by_state, after=after, accept_fetched=accept_fetched)
     if outcome is StepOutcome.NEXT and next_percent is None:
-        outcome, why = StepOutcome.COMPLETE, f"{why}: make {rollout.image} the stream's current image"
+        outcome, why = _judge_last_step(rollout, why, has_servers=bool(applied.machines))
     return RolloutProgress(
         stream=stream,
         outcome=outcome,
@@ -716,7 +716,6 @@ def _find_report_obstacle(
 def _judge_proof(
     rollout: Rollout,
     servers_by_state: Mapping[_ImageState, tuple[str, ...]],
-    next_percent: int | None,
     *,
     after: int,
     accept_fetched: bool,
@@ -733,8 +732,6 @@ def _judge_proof(
     share = f"{counted} of {format_count(number, 'server')} {has} {rollout.image} at {rollout.percent} %"
     if begun and accept_fetched:
         share += f" ({format_names(begun)} did not report completion)"
-    if not number and next_percent is None:
-        return StepOutcome.WAITS, f"{share}; the rollout does not reach any servers, and there is no higher step"
     if counted * 100 < after * number:
         reasons = [f"{share}, fewer than {after} %"]
         if unproven := servers_by_state["unproven"]:
@@ -743,6 +740,16 @@ def _judge_proof(
             reasons.append(f"{format_names(begun)} fetched the boot but did not report completion")
         return StepOutcome.WAITS, "; ".join(reasons)
     return StepOutcome.NEXT, share
+
+
+def _judge_last_step(rollout: Rollout, share: str, *, has_servers: bool) -> tuple[StepOutcome, str]:
+    """Judge whether a rollout without a higher step is complete. Return the outcome and the reason."""
+    if rollout.percent < 100:
+        return StepOutcome.WAITS, f"{share}; --steps has no step above {rollout.percent} %: add 100"
+    if not has_servers:
+        return StepOutcome.WAITS, f"{share}; the rollout does not reach any servers"
+    widen = "" if rollout.selector == "All" else "widen spec.rollout.selector, or "
+    return StepOutcome.COMPLETE, f"{share}: {widen}make {rollout.image} the stream's current image"
 
 
 def _format_rollout(rollout: Rollout | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -46,8 +47,10 @@ FIRST = sorted(NAMES[:4])  # the servers that the present step reaches
 PERCENT = compute_rollout_percentage("stable", identity(NAMES[3]))
 
 
-def apply_rollout(percent: int = PERCENT, new: str = "flatcar-2") -> tuple[Rollout, AppliedRollout]:
-    rollout = f"rollout: {{image: {new}, percent: {percent}}}"
+def apply_rollout(
+    percent: int = PERCENT, new: str = "flatcar-2", selector: str = "All"
+) -> tuple[Rollout, AppliedRollout]:
+    rollout = f"rollout: {{image: {new}, percent: {percent}, selector: {selector}}}"
     found = repository(
         fleet("baseURL: 'http://boot.test'"),
         *(image(f"flatcar-{number}") for number in (1, 2)),
@@ -180,11 +183,28 @@ def test_a_step_that_reaches_no_server_does_not_wait() -> None:
     proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records={})
     found = decide_next_step("stable", here, applied, proof, steps=(1, 100), after=100, at=NOON)
     assert (found.outcome, found.next, found.reached) == (StepOutcome.NEXT, 1, 0)
-    found = decide_next_step("stable", here, applied, proof, steps=(0,), after=100, at=NOON)
-    assert (found.outcome, found.why) == (
-        StepOutcome.WAITS,
-        "0 of 0 servers have flatcar-2 at 0 %; the rollout does not reach any servers, and there is no higher step",
-    )
+
+
+@for_each(
+    ("percent", "selector", "steps", "outcome", "why"),
+    [
+        (PERCENT, "All", (1, PERCENT), "Waits", f"4 of 4 .*; --steps has no step above {PERCENT} %: add 100"),
+        (PERCENT, "All", (1,), "Waits", f".* no step above {PERCENT} %: add 100"),
+        (0, "All", (0,), "Waits", "0 of 0 servers have flatcar-2 at 0 %; --steps has no step above 0 %: add 100"),
+        (100, "None", (100,), "Waits", "0 of 0 .*; the rollout does not reach any servers"),
+        (100, "All", (1, 50), "Complete", "12 of 12 .* at 100 %: make flatcar-2 the stream's current image"),
+        (100, "{servers: [web01]}", (100,), "Complete", "1 .*: widen spec.rollout.selector, or make flatcar-2 .*"),
+    ],
+)
+def test_a_rollout_is_complete_only_if_it_reaches_all_selected_servers(
+    percent: int, selector: str, steps: tuple[int, ...], outcome: str, why: str
+) -> None:
+    here, applied = apply_rollout(percent, selector=selector)
+    records = {identity(name): HAS_IT for name in NAMES}
+    proof = InstanceReport(commit=Revision("c"), at=NOON, wait_reason=None, records=records)
+    found = decide_next_step("stable", here, applied, proof, steps=steps, after=100, at=NOON)
+    assert (found.outcome, found.next) == (outcome, None)
+    assert re.fullmatch(why, found.why), found.why
 
 
 WEBS = [f"web{number:02}" for number in range(20)]
