@@ -190,7 +190,13 @@ def replace_scalar(data: bytes, index: int, path: Path, text: str) -> bytes:
     start, end = spot.start, spot.end
     if end is None:
         raise KeyError(path)
-    return _edit_document(data, index, lambda text_before: f"{text_before[:start]}{text}{text_before[end:]}")
+
+    def replace(text_before: str) -> str:
+        replaced = text_before[start:end]
+        line_ends = replaced[len(replaced.rstrip("\r\n")) :]  # a block scalar ends at the start of the next line
+        return f"{text_before[:start]}{text}{line_ends}{text_before[end:]}"
+
+    return _edit_document(data, index, replace)
 
 
 def insert_field(data: bytes, index: int, after: Path, name: str, value: str | Mapping[str, str]) -> bytes:

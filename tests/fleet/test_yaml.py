@@ -655,6 +655,8 @@ def test_without_libyaml_the_import_fails() -> None:
         ("a: 'ä' # é\r\nb: \"2\"\r\n", ("b",), "a: 'ä' # é\r\nb: X\r\n"),
         ("\ufeffa: 1\n", ("a",), "\ufeffa: X\n"),
         ("a: 1", ("a",), "a: X"),
+        ("a: >-\n  1\nb: 2\n", ("a",), "a: X\nb: 2\n"),
+        ("a: |+\r\n  1\r\n\r\n", ("a",), "a: X\r\n\r\n"),
     ],
 )
 def test_a_scalar_is_replaced_in_place(before: str, path: Path, after: str) -> None:
