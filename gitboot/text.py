@@ -192,7 +192,7 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """
     key = []
     start = 1 if _TAG_PREFIX.match(version) else 0
-    for part in _VERSION_PART.findall(version, start):
+    for part in _VERSION_PART.findall(version.lower(), start):
         if part[0] in "0123456789":
             digits = part.lstrip("0")
             key.append((1, len(digits), digits))

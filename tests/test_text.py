@@ -271,6 +271,7 @@ def test_a_redacted_url_that_is_not_a_path_has_no_part_of_a_login(url: str, show
         ["1.10.0-alpha.3", "1.10.0-beta.0", "1.10.0-rc.0", "1.10.0", "1.10.1-alpha.0"],  # Talos
         ["v1.8.3", "1.9", "v1.9.0-beta.0", "v1.9.0", "V1.10", "v2"],  # tags of Talos, and semver.NewVersion
         ["v", "version", "0"],
+        ["1.0-Alpha.1", "1.0-beta.1", "1.0-RC1", "1.0-rc2", "1.0"],
         [
             "4.9.0",
             "4.22.0-rc.0",
