@@ -92,6 +92,8 @@ def read_rollout_evidence(
 ) -> tuple[AppliedRollout, InstanceReport]:
     """Return the rollout in the commit that an instance has applied, and the evidence for the machines in the rollout.
 
+    If each site has its own instance, the evidence contains only the machines of the instance's site.
+
     Raises `HostUnreachable` if the instance applies another commit in the meantime. Also raises the errors that
     ``reader`` raises.
     """
@@ -106,7 +108,9 @@ def read_rollout_evidence(
     status = reader.status()
     commit = get_applied_commit(status)
     applied = find_applied_commit(commit)
-    records = reader.records(applied.machines)
+    ledger = status.get("ledger")  # None: an endpoint without a ledger wrote the status
+    machines = [each for each in applied.machines if ledger in (None, applied.ledgers.get(each.server, ledger))]
+    records = reader.records(machines)
     if get_applied_commit(reader.status()) != commit:
         raise HostUnreachable(
             f"the instance replaced commit {commit[:12]} with a different commit during the query: run the command "

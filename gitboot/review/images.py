@@ -24,6 +24,7 @@ from gitboot.model.scalars import ArtifactUrl, SystemUuid
 from gitboot.model.server import Server
 from gitboot.resolve.decision_inputs import list_stream_images
 from gitboot.resolve.explanation import find_requiring_stream
+from gitboot.resolve.fleet_decisions import find_server_sites
 from gitboot.resolve.install_attempts import install_step
 from gitboot.resolve.policy_selection import NamedImage, choose_image, compute_rollout_percentage, list_opt_outs
 from gitboot.resolve.provisioning_record import (
@@ -593,7 +594,7 @@ class InstanceReport(Struct, frozen=True, kw_only=True):
 
 
 class StepOutcome(StrEnum):
-    """The result of checking whether a rollout may take its next step."""
+    """The result of checking whether a rollout may take its next step, from the best result to the worst."""
 
     NEXT = "Next"  # the rollout may take its next step
     COMPLETE = "Complete"  # there is no next step
@@ -623,6 +624,8 @@ class AppliedRollout(Struct, frozen=True, kw_only=True):
 
     rollout: Rollout | None
     machines: tuple[Decision, ...]  # the servers that boot the image because of the rollout, sorted by name
+    # The ledger with the record of each server, by server name. Empty: one ledger contains all records.
+    ledgers: Mapping[str, str | None] = {}
 
 
 def find_applied_rollout(stream: str, repository: FleetRepository, decisions: Decisions) -> AppliedRollout:
@@ -634,7 +637,13 @@ def find_applied_rollout(stream: str, repository: FleetRepository, decisions: De
         for follower in find_followers(repository, decisions)
         if (follower.image.document, follower.image.path) == rollout_field
     )
-    return AppliedRollout(rollout=document.spec.rollout if document is not None else None, machines=tuple(machines))
+    has_instances_by_site = repository.fleet.spec.has_instances_by_site
+    sites = find_server_sites(repository) if has_instances_by_site else {}
+    return AppliedRollout(
+        rollout=document.spec.rollout if document is not None else None,
+        machines=tuple(machines),
+        ledgers={name: site.ledger for name, site in sites.items()},
+    )
 
 
 _ImageState = Literal["proven", "begun", "failed", "unknown", "unproven"]

@@ -439,9 +439,10 @@ def rollout_command() -> None:
 )
 @click.option(
     "--records",
+    multiple=True,
     metavar="URL|OUTPUT|FILE",
     help="The source of the records: the URL of the instance's API, its output tree, or ops/records in the "
-    "output tree. Default: the ledger in --state.",
+    "output tree. Repeat the option if sites have their own instances. Default: the ledger in --state.",
 )
 @click.option(
     "--state",
@@ -479,7 +480,7 @@ def advance_stream(
     path: Path,
     steps: tuple[int, ...],
     after: int,
-    records: str | None,
+    records: tuple[str, ...],
     state: Path | None,
     api_token: Path | None,
     ca_bundle: Path | None,
@@ -510,12 +511,12 @@ def advance_stream(
     evaluator = FleetEvaluator(current_time())
     proposal: _Proposal | None = None
     with limit_evaluation() as set_limits:
-        instance: InstanceReader
-        if records is not None:
-            instance = open_instance(records, api_token, ca_bundle, allow_token_over_http=allow_token_over_http)
-        elif state is not None:
-            instance = StateReader(state, current_time(), set_limits)
-        else:
+        instances: list[InstanceReader] = [
+            open_instance(place, api_token, ca_bundle, allow_token_over_http=allow_token_over_http) for place in records
+        ]
+        if not instances and state is not None:
+            instances = [StateReader(state, current_time(), set_limits)]
+        if not instances:
             raise UsageError("specify --records or --state, because only records show which servers are installed")
 
         def decide(snapshot: Snapshot) -> FleetDecisions:
@@ -531,17 +532,22 @@ def advance_stream(
         if rollout is None:
             progress = RolloutProgress(stream=stream, outcome=StepOutcome.COMPLETE, why="the stream has no rollout")
         else:
-            applied_rollout, report = read_rollout_evidence(instance, find_applied_commit)
-            progress = decide_next_step(
-                stream,
-                rollout,
-                applied_rollout,
-                report,
-                steps=steps,
-                after=after,
-                at=current_time(),
-                accept_fetched=accept_fetched,
-            )
+            evidence = [read_rollout_evidence(instance, find_applied_commit) for instance in instances]
+            known_records = {uuid: record for _, report in evidence for uuid, record in report.records.items()}
+            judgements = [
+                decide_next_step(
+                    stream,
+                    rollout,
+                    applied_rollout,
+                    structs.replace(report, records=known_records),
+                    steps=steps,
+                    after=after,
+                    at=current_time(),
+                    accept_fetched=accept_fetched,
+                )
+                for applied_rollout, report in evidence
+            ]
+            progress = max(judgements, key=lambda each: list(StepOutcome).index(each.outcome))
         if progress.next is not None:
             file, content, changed_snapshot = _build_change(progress, snapshot, repository)
             decide(changed_snapshot)  # this raises `InvalidRepository` if the changed fleet is invalid

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from gitboot.cli.main import Exit
+from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.policy_selection import compute_rollout_percentage
+from gitboot.resolve.provisioning_record import Record, encode_records
 from tests.helpers.fleets import fleet, image, make_mac, make_uuid, policy, profile, server, write_configuration
 from tests.helpers.instance_with_bmcs import CommandResult, run_command
 from tests.helpers.running_instance import Instance, Repository, copy_live_folder, eventually, running
@@ -156,6 +159,53 @@ def test_finding_r3_a_fetch_alone_never_advances_a_rollout(site: Site) -> None:
             assert part in refused.err
     assert (site.git("branch", "--list", "gitboot/*"), site.git("branch", "--list", "by-a-fetch")) == (before, "")
     assert site.git("status", "--porcelain") == ""
+
+
+SITES = ("ams2", "fra1")
+
+
+def write_output(folder: Path, commit: str, ledger: str, records: Mapping[str, Record]) -> str:
+    """Write the status and the records of an instance, and return the folder."""
+    (folder / "ops/records").mkdir(parents=True)
+    status = {"applied": {"commit": commit}, "at": format_instant(datetime.now(UTC)), "ledger": ledger}
+    (folder / "ops/status.json").write_text(json.dumps(status))
+    by_uuid = {SystemUuid(make_uuid(name)): record for name, record in records.items()}
+    (folder / "ops/records/00.json").write_bytes(encode_records(by_uuid))
+    return str(folder)
+
+
+def test_a_rollout_advances_with_the_records_of_the_instances_of_all_sites(tmp_path: Path) -> None:
+    """The second server was at the first site before, whose instance still has its record."""
+    ledgers = [make_uuid(site) for site in SITES]
+    sites = ", ".join(
+        f"{{name: {site}, select: {{matchLabels: {{site: {site}}}}}, baseURL: 'http://{site}.test', ledger: {ledger}}}"
+        for site, ledger in zip(SITES, ledgers, strict=True)
+    )
+    repository = Repository.create(tmp_path / "git")
+    commit = repository.push(
+        {
+            **FLEET,
+            "fleet.yaml": fleet(f"baseURL: 'http://boot.test', provisioning: {{evidence: Reported}}, sites: [{sites}]"),
+            **{
+                f"servers/{name}.yaml": server(name, f"site: {SITES[NAMES.index(name) % 2]}", spec="provision: 1")
+                for name in NAMES
+            },
+        }
+    )
+    installed = Record(provision=1, image="flatcar-2", evidence="Reported")
+    first = write_output(tmp_path / "1", commit, ledgers[0], dict.fromkeys(NAMES[:2], installed))
+    second = write_output(tmp_path / "2", commit, ledgers[1], {NAMES[1]: installed})
+    pending = write_output(tmp_path / "3", commit, ledgers[1], {NAMES[1]: Record()})
+    for outputs, code, unknown, unproven in (
+        ((first, second), 0, [], []),
+        ((first,), Exit.WAITS, [NAMES[1]], []),
+        ((second,), Exit.WAITS, [NAMES[0]], []),
+        ((first, pending), Exit.WAITS, [], [NAMES[1]]),
+    ):
+        places = [word for output in outputs for word in ("--records", output)]
+        arguments = ("stable", *STEPS, "--path", repository.work, "--dry-run", "-o", "json", *places)
+        found = run_command("rollout", "advance", *arguments)
+        assert (found.code, found.json["unknown"], found.json["unproven"]) == (code, unknown, unproven), found
 
 
 @pytest.mark.parametrize(
