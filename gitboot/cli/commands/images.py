@@ -373,14 +373,14 @@ def _format_text(updates: Sequence[StreamUpdate]) -> Iterator[str]:
 
 
 class PercentListType(click.ParamType[tuple[int, ...]]):
-    """A list of percentages in increasing order."""
+    """A list of percentages in increasing order, with or without percent signs."""
 
     name = "steps"
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> tuple[int, ...]:
         if isinstance(value, tuple):
             return value
-        parts = [part.strip() for part in value.split(",")]
+        parts = [part.strip().removesuffix("%").rstrip() for part in value.split(",")]
         steps = tuple(int(part) for part in parts if part.isdecimal() and int(part) <= 100)
         if len(steps) != len(parts) or list(steps) != sorted(set(steps)):
             self.fail(f"{value!r}: expected percentages in ascending order, for example 1,10,50,100", param, context)

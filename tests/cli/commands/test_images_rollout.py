@@ -46,7 +46,7 @@ FLEET = {
     "policy.yaml": policy("web", often="Once"),
     **{f"servers/{name}.yaml": server(name, spec="provision: 1") for name in NAMES},
 }
-STEPS = ("--steps", f"1,{PERCENT},60,100", "--after", "95%")
+STEPS = ("--steps", f"1%,{PERCENT},60 %,100", "--after", "95%")
 ACCEPTED = "--accept-fetched"
 
 
