@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -32,7 +33,7 @@ from gitboot.git.repository import (
     peel_reference,
     read_tree,
 )
-from gitboot.git.snapshots import get_fleet_folder
+from gitboot.git.snapshots import find_fleet_folder, get_fleet_folder
 
 _MAX_LATER_COMMITS: Final = 100  # the number of commits in which gitboot searches for the one that added a file
 _FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
@@ -155,6 +156,12 @@ def find_pushed_url(checkout: Path) -> str | None:
         return None
     port = f":{origin.port}" if origin.port else ""
     return f"https://{origin.hostname}{port}{origin.path}@{head}"
+
+
+def build_branch_prefix(prefix: str, path: Path) -> str:
+    """Return ``prefix`` with the folder of the fleet at ``path``, for the branches of this fleet."""
+    folder = re.sub("[^A-Za-z0-9]+", "-", find_fleet_folder(path)).strip("-")
+    return f"{prefix}{folder}{'-' if folder else ''}"
 
 
 def check_branch(branch: str) -> None:

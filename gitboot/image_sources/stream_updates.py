@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -16,8 +15,7 @@ from gitboot.errors import GitbootError, MalformedIndex, StaleIndex, UntrustedRe
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Snapshot
 from gitboot.fleet.yaml import insert_field
-from gitboot.git.branch_writer import find_proposal, propose_commit
-from gitboot.git.snapshots import find_fleet_folder
+from gitboot.git.branch_writer import build_branch_prefix, find_proposal, propose_commit
 from gitboot.image_sources.find_releases import ReleaseFinder, describe_settings
 from gitboot.image_sources.image_builder import (
     CHANNEL,
@@ -391,8 +389,7 @@ class StreamUpdater:
     ) -> None:
         self._fleet, self._sources, self._progress = fleet, sources, progress
         self._now, self._dry_run = now, dry_run
-        folder = re.sub("[^A-Za-z0-9]+", "-", find_fleet_folder(fleet.path)).strip("-")
-        self._prefix = f"{branch_prefix}{folder}{'-' if folder else ''}"
+        self._prefix = build_branch_prefix(branch_prefix, fleet.path)
         # images that this run built, by name, each with the data from which it was built
         self._built: dict[str, tuple[object, BuiltImage]] = {}
 

@@ -42,8 +42,14 @@ from gitboot.files import is_directory, write_output_file
 from gitboot.fleet.documents import FleetRepository, Id
 from gitboot.fleet.revision import Revision, Snapshot
 from gitboot.fleet.yaml import replace_scalar
-from gitboot.git.branch_writer import branch_contains_files, check_branch, propose_commit, write_bundle
-from gitboot.git.snapshots import WORKTREE, find_fleet_folder, open_snapshot
+from gitboot.git.branch_writer import (
+    branch_contains_files,
+    build_branch_prefix,
+    check_branch,
+    propose_commit,
+    write_bundle,
+)
+from gitboot.git.snapshots import WORKTREE, open_snapshot
 from gitboot.image_sources.find_releases import ReleaseFinder, find_source
 from gitboot.image_sources.image_builder import format_origin
 from gitboot.image_sources.stream_updates import StreamUpdate, StreamUpdater, list_followed_streams
@@ -551,8 +557,8 @@ def advance_stream(
         if progress.next is not None:
             file, content, changed_snapshot = _build_change(progress, snapshot, repository)
             decide(changed_snapshot)  # this raises `InvalidRepository` if the changed fleet is invalid
-            suffix = "-".join(filter(None, (*find_fleet_folder(path).split("/"), stream, str(progress.next))))
-            branch = None if no_commit else branch or f"gitboot/rollout-{suffix}"
+            default_branch = f"{build_branch_prefix('gitboot/rollout-', path)}{stream}-{progress.next}"
+            branch = None if no_commit else branch or default_branch
             proposal = _Proposal(made="Nothing", file=file, message=_format_commit_message(progress), branch=branch)
     if proposal is not None:
         proposal = _write_proposal(path, snapshot.revision, proposal, content, dry_run=dry_run)

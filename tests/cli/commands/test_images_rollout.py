@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -15,6 +16,7 @@ from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.policy_selection import compute_rollout_percentage
 from gitboot.resolve.provisioning_record import Record, encode_records
+from tests.helpers.cases import for_each
 from tests.helpers.fleets import fleet, image, make_mac, make_uuid, policy, profile, server, write_configuration
 from tests.helpers.instance_with_bmcs import CommandResult, run_command
 from tests.helpers.running_instance import Instance, Repository, copy_live_folder, eventually, running
@@ -206,6 +208,25 @@ def test_a_rollout_advances_with_the_records_of_the_instances_of_all_sites(tmp_p
         arguments = ("stable", *STEPS, "--path", repository.work, "--dry-run", "-o", "json", *places)
         found = run_command("rollout", "advance", *arguments)
         assert (found.code, found.json["unknown"], found.json["unproven"]) == (code, unknown, unproven), found
+
+
+@for_each(
+    ("folder", "branch"),
+    [("", "stable-60"), ("sites/lon1", "sites-lon1-stable-60"), ("my fleet:~a..b", "my-fleet-a-b-stable-60")],
+)
+def test_the_branch_of_a_rollout_names_the_folder_of_the_fleet(folder: str, branch: str) -> None:
+    with TemporaryDirectory() as temporary:
+        place = Path(temporary)
+        repository = Repository.create(place / "git")
+        settings = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
+        files = {f"{folder}/{path}".lstrip("/"): text for path, text in {**FLEET, "fleet.yaml": settings}.items()}
+        commit = repository.push(files)
+        installed = Record(provision=1, image="flatcar-2", evidence="Reported")
+        output = write_output(place / "output", commit, make_uuid("ledger"), dict.fromkeys(FIRST, installed))
+        arguments = ("--path", repository.work / folder, "--records", output, "-o", "json")
+        found = run_command("rollout", "advance", "stable", *STEPS, *arguments)
+        assert (found.code, found.err) == (0, "")
+        assert found.json["proposal"]["branch"] == f"gitboot/rollout-{branch}"
 
 
 @pytest.mark.parametrize(
