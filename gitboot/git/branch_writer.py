@@ -165,8 +165,9 @@ def build_branch_prefix(prefix: str, path: Path) -> str:
 
 
 def check_branch(branch: str) -> None:
+    """Raise `UsageError` if Git does not accept the name of a new branch (git-check-ref-format(1), --branch)."""
     try:
-        is_valid = pygit2.reference_is_valid_name(f"refs/heads/{branch}")
+        is_valid = branch != "HEAD" and branch[:1] != "-" and pygit2.reference_is_valid_name(f"refs/heads/{branch}")
     except UnicodeEncodeError:
         is_valid = False
     if not is_valid:
