@@ -185,7 +185,7 @@ def find_unfinished_rollout(followed: FollowedStream) -> ReleaseChoice | None:
         return None
     return ReleaseChoice(
         outcome=UpdateOutcome.WAITS,
-        why=f"the rollout of {rollout.image} is still at {rollout.percent} %; to finish it, set `current` to this "
+        why=f"the rollout of {rollout.image} is still at {rollout.percent} %; at 100 %, set `current` to this "
         "image, and remove `rollout`",
     )
 
