@@ -10,13 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Annotated, Any, Final, Protocol
 from urllib.parse import quote
 
 import click
-from msgspec import Struct
+from msgspec import Meta, Struct, ValidationError
 
 from gitboot.cli.completion import complete_servers
 from gitboot.cli.evaluator_child import get_results_cache, limit_evaluation
@@ -47,7 +47,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.files import convert_os_errors
 from gitboot.fleet.revision import Revision
 from gitboot.http_client import HttpClient
-from gitboot.jsonio import to_json_value
+from gitboot.jsonio import convert, to_json_value
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, read_places
@@ -55,11 +55,11 @@ from gitboot.model.scalars import Name, SystemUuid
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import list_stop_folders, read_records
 from gitboot.render.paths import RECORDS
-from gitboot.resolve.provisioning_record import Record, parse_record
+from gitboot.resolve.provisioning_record import RECORD_ERRORS, Record, parse_record
 from gitboot.resolve.server_decision import Decision
 from gitboot.review.images import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import HeldCommit
-from gitboot.text import quote_words
+from gitboot.text import printable, quote_words
 
 # If one of these conditions is false, the records are not reliable, or gitboot does not serve the planned boots.
 _REQUIRED_CONDITIONS: Final = (
@@ -75,6 +75,30 @@ _SERVER_REASON: Final = "UnverifiedServers"
 _REQUEST_TIMEOUT_S: Final = 30
 _OUTCOME_POLL_S: Final = 0.05
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+
+
+class _ReportedCommit(Struct, frozen=True):
+    commit: Annotated[str, Meta(pattern=f"^{_COMMIT.pattern}$")] | None = None
+
+
+class _ReportedCondition(Struct, frozen=True):
+    type: str
+    status: bool
+    reason: str
+    message: str
+
+
+_ReportedTime = Annotated[datetime, Meta(tz=True)]
+
+
+class _ReportedStatus(Struct, frozen=True):
+    """The part of an instance's status that shows whether its records are reliable."""
+
+    applied: _ReportedCommit = _ReportedCommit()
+    at: _ReportedTime | None = None
+    clock: _ReportedTime | None = None
+    ledger: str | None = None  # None: an endpoint without a ledger wrote the status
+    conditions: tuple[_ReportedCondition, ...] = ()
 
 
 class InstanceReader(Protocol):
@@ -97,39 +121,47 @@ def read_rollout_evidence(
     Raises `HostUnreachable` if the instance applies another commit in the meantime. Also raises the errors that
     ``reader`` raises.
     """
-
-    def get_applied_commit(status: Mapping[str, Any]) -> Revision:
-        applied = status.get("applied")
-        commit = applied.get("commit") if isinstance(applied, Mapping) else None
-        if not isinstance(commit, str):
-            raise UsageError("the instance has not applied a commit yet: try again later")
-        return Revision(commit)
-
-    status = reader.status()
-    commit = get_applied_commit(status)
+    status = _read_status(reader)
+    commit = _get_applied_commit(status)
     applied = find_applied_commit(commit)
-    ledger = status.get("ledger")  # None: an endpoint without a ledger wrote the status
+    ledger = status.ledger
     machines = [each for each in applied.machines if ledger in (None, applied.ledgers.get(each.server, ledger))]
     records = reader.records(machines)
-    if get_applied_commit(reader.status()) != commit:
+    if _get_applied_commit(_read_status(reader)) != commit:
         raise HostUnreachable(
             f"the instance replaced commit {commit[:12]} with a different commit during the query: run the command "
             "again"
         )
-    written = status.get("at") or status.get("clock")
-    at = datetime.fromisoformat(written).astimezone(UTC) if isinstance(written, str) else None
+    at = status.at or status.clock
     report = InstanceReport(commit=commit, at=at, wait_reason=_find_wait_reason(status), records=records)
     return applied, report
 
 
-def _find_wait_reason(status: Mapping[str, Any]) -> str | None:
+def _read_status(reader: InstanceReader) -> _ReportedStatus:
+    try:
+        return convert(reader.status(), _ReportedStatus)
+    except ValidationError as error:
+        raise _build_version_error("the status", error) from None
+
+
+def _build_version_error(what: str, error: Exception) -> HostUnreachable:
+    return HostUnreachable(
+        f"{what} from the instance is not valid ({printable(str(error))}): use the same version of gitboot as the "
+        "instance"
+    )
+
+
+def _get_applied_commit(status: _ReportedStatus) -> Revision:
+    if status.applied.commit is None:
+        raise UsageError("the instance has not applied a commit yet: try again later")
+    return Revision(status.applied.commit)
+
+
+def _find_wait_reason(status: _ReportedStatus) -> str | None:
     """Return the first required condition that is false as a reason to wait, or None if all of them are true."""
-    for condition in status.get("conditions", ()):
-        is_required = condition["type"] in _REQUIRED_CONDITIONS and condition["reason"] != _SERVER_REASON
-        if is_required and not condition["status"]:
-            return (
-                f"the instance's condition {condition['type']} is false ({condition['reason']}): {condition['message']}"
-            )
+    for each in status.conditions:
+        if each.type in _REQUIRED_CONDITIONS and each.reason != _SERVER_REASON and not each.status:
+            return f"the instance's condition {each.type} is false ({each.reason}): {each.message}"
     return None
 
 
@@ -142,7 +174,7 @@ class TreeReader(Struct, frozen=True):
         file = self.folder / STATUS
         try:
             status = json.loads(_read_bytes(file))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{file} cannot be read: {error}") from None
         return status if isinstance(status, dict) else {}
 
@@ -189,7 +221,10 @@ class ApiReader(Struct, frozen=True):
         for machine in machines:
             item = self._fetch_json(f"servers/{quote(machine.server, safe='')}")
             if isinstance(item, dict) and item.get("uuid") == machine.uuid and item.get("provisioned") is not None:
-                records[machine.uuid] = parse_record(item["provisioned"])
+                try:
+                    records[machine.uuid] = parse_record(item["provisioned"])
+                except RECORD_ERRORS as error:
+                    raise _build_version_error(f"the record of {machine.server}", error) from None
         return records
 
     def _fetch_json(self, path: str) -> Any:
@@ -428,7 +463,7 @@ def _read_status_files(directory: Path) -> Iterator[Any]:
             yield json.loads(file.read_bytes())
         except FileNotFoundError:
             continue
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise UsageError(f"--accepted: {file} cannot be read: {error}") from error
 
 

@@ -27,7 +27,13 @@ from gitboot.jsonio import Digest, convert, format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
 from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 from gitboot.resolve.install_attempts import satisfies_key
-from gitboot.resolve.provisioning_record import Record, StopOrder, get_provisioning_fields, parse_record
+from gitboot.resolve.provisioning_record import (
+    RECORD_ERRORS,
+    Record,
+    StopOrder,
+    get_provisioning_fields,
+    parse_record,
+)
 from gitboot.status.instance_status import HeldCommit
 from gitboot.text import format_count, printable
 
@@ -413,7 +419,7 @@ def _parse_items(items: Iterable[Mapping[str, Any]], parse: Callable[[Mapping[st
     for number, item in enumerate(items, 1):
         try:
             parsed.append(parse(item))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except RECORD_ERRORS as error:
             problem = f"the key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
             hint = f"; {error.hint}" if isinstance(error, Malformed) and error.hint else ""
             name = item.get("server", item.get("uuid", "without a server"))

@@ -341,11 +341,15 @@ def encode_records(records: Mapping[SystemUuid, Record]) -> bytes:
     return encode_canonical({"apiVersion": "gitboot.dev/v1alpha1", "items": items}) + b"\n"
 
 
+# the errors with which `parse_record` and the JSON parser reject malformed values
+RECORD_ERRORS: Final = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
+
+
 def parse_exported_records(data: bytes, path: str) -> dict[SystemUuid, Record]:
     """Parse exported records. Raises `UsageError`, which names ``path``, if the records are malformed."""
     try:
         return {parse_uuid(item["uuid"]): parse_record(item) for item in json.loads(data)["items"]}
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+    except RECORD_ERRORS as error:
         reason = error.message if isinstance(error, Malformed) else f"{type(error).__name__}: {error}"
         raise UsageError(
             f"{path} does not contain exported records ({reason}); use ops/records from an output tree"
@@ -388,7 +392,7 @@ def make_run_fields(run: Run) -> dict[str, Any]:
 
 
 def parse_record(item: Mapping[str, Any]) -> Record:
-    """Parse a record from JSON values. Raises ValueError, TypeError or KeyError if the values are malformed."""
+    """Parse a record from JSON values. Raises one of `RECORD_ERRORS` if the values are malformed."""
 
     def parse_optional(parse: Callable[[Any], T], name: str) -> T | None:
         return parse(item[name]) if item[name] is not None else None

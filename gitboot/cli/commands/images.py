@@ -529,7 +529,11 @@ def advance_stream(
             return evaluator.evaluate(snapshot, set_limits).head.decided
 
         def find_applied_commit(commit: Revision) -> AppliedRollout:
-            applied = decide(open_snapshot(path, commit))
+            try:
+                applied_snapshot = open_snapshot(path, commit)
+            except UsageError as error:
+                raise UsageError(f"{error}. The instance has applied this commit: run `git fetch`") from None
+            applied = decide(applied_snapshot)
             return find_applied_rollout(stream, applied.repository, applied.decisions)
 
         snapshot = open_snapshot(path, WORKTREE if no_commit else rev or "HEAD")

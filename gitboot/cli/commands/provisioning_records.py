@@ -50,6 +50,7 @@ from gitboot.render.endpoint_files import state_path
 from gitboot.resolve.install_attempts import install_step, make_adopted_record
 from gitboot.resolve.provisioning_record import (
     OPERATOR,
+    RECORD_ERRORS,
     InstallStep,
     Record,
     find_drift,
@@ -638,7 +639,7 @@ def read_hand_over(file: Path) -> dict[str, Any]:
             raise ValueError("`server`, `commit`, `ledger` and `at` must be strings")
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}") from None
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except RECORD_ERRORS as error:
         raise UsageError(f"{file} is not the output of `gitboot records hand-over`: {error}") from None
     return dict(hand_over)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 
@@ -15,9 +16,10 @@ from gitboot.cli.main import Exit
 from gitboot.jsonio import format_instant
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.policy_selection import compute_rollout_percentage
-from gitboot.resolve.provisioning_record import Record, encode_records
+from gitboot.resolve.provisioning_record import Record, encode_records, make_record_fields
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import fleet, image, make_mac, make_uuid, policy, profile, server, write_configuration
+from tests.helpers.http_peers import WebRequest, WebResponse, web_server
 from tests.helpers.instance_with_bmcs import CommandResult, run_command
 from tests.helpers.running_instance import Instance, Repository, copy_live_folder, eventually, running
 
@@ -164,6 +166,7 @@ def test_finding_r3_a_fetch_alone_never_advances_a_rollout(site: Site) -> None:
 
 
 SITES = ("ams2", "fra1")
+INSTALLED = Record(provision=1, image="flatcar-2", evidence="Reported")
 
 
 def write_output(folder: Path, commit: str, ledger: str, records: Mapping[str, Record]) -> str:
@@ -194,9 +197,8 @@ def test_a_rollout_advances_with_the_records_of_the_instances_of_all_sites(tmp_p
             },
         }
     )
-    installed = Record(provision=1, image="flatcar-2", evidence="Reported")
-    first = write_output(tmp_path / "1", commit, ledgers[0], dict.fromkeys(NAMES[:2], installed))
-    second = write_output(tmp_path / "2", commit, ledgers[1], {NAMES[1]: installed})
+    first = write_output(tmp_path / "1", commit, ledgers[0], dict.fromkeys(NAMES[:2], INSTALLED))
+    second = write_output(tmp_path / "2", commit, ledgers[1], {NAMES[1]: INSTALLED})
     pending = write_output(tmp_path / "3", commit, ledgers[1], {NAMES[1]: Record()})
     for outputs, code, unknown, unproven in (
         ((first, second), 0, [], []),
@@ -210,6 +212,14 @@ def test_a_rollout_advances_with_the_records_of_the_instances_of_all_sites(tmp_p
         assert (found.code, found.json["unknown"], found.json["unproven"]) == (code, unknown, unproven), found
 
 
+def push_fleet(place: Path, folder: str = "") -> tuple[Repository, str]:
+    """Return a repository with a fleet in ``folder`` whose installers report, and its commit."""
+    repository = Repository.create(place / "git")
+    settings = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
+    files = {f"{folder}/{path}".lstrip("/"): text for path, text in {**FLEET, "fleet.yaml": settings}.items()}
+    return repository, repository.push(files)
+
+
 @for_each(
     ("folder", "branch"),
     [("", "stable-60"), ("sites/lon1", "sites-lon1-stable-60"), ("my fleet:~a..b", "my-fleet-a-b-stable-60")],
@@ -217,16 +227,45 @@ def test_a_rollout_advances_with_the_records_of_the_instances_of_all_sites(tmp_p
 def test_the_branch_of_a_rollout_names_the_folder_of_the_fleet(folder: str, branch: str) -> None:
     with TemporaryDirectory() as temporary:
         place = Path(temporary)
-        repository = Repository.create(place / "git")
-        settings = fleet("baseURL: 'http://boot.test', provisioning: {evidence: Reported}")
-        files = {f"{folder}/{path}".lstrip("/"): text for path, text in {**FLEET, "fleet.yaml": settings}.items()}
-        commit = repository.push(files)
-        installed = Record(provision=1, image="flatcar-2", evidence="Reported")
-        output = write_output(place / "output", commit, make_uuid("ledger"), dict.fromkeys(FIRST, installed))
+        repository, commit = push_fleet(place, folder)
+        output = write_output(place / "output", commit, make_uuid("ledger"), dict.fromkeys(FIRST, INSTALLED))
         arguments = ("--path", repository.work / folder, "--records", output, "-o", "json")
         found = run_command("rollout", "advance", "stable", *STEPS, *arguments)
         assert (found.code, found.err) == (0, "")
         assert found.json["proposal"]["branch"] == f"gitboot/rollout-{branch}"
+
+
+@for_each(
+    ("status", "record", "code", "said"),
+    [
+        ({}, {}, Exit.FINE, "2 of 2 servers have flatcar-2"),
+        ({"at": "yesterday"}, {}, Exit.SOURCE, "the status from the instance is not valid (Invalid RFC3339"),
+        ({"at": "2026-11-20T12:00:00"}, {}, Exit.SOURCE, "the status from the instance is not valid (Expected"),
+        ({"conditions": None}, {}, Exit.SOURCE, "not valid (Expected `array`, got `null` - at `$.conditions`)"),
+        ({"conditions": [{"type": "X"}]}, {}, Exit.SOURCE, "not valid (Object missing required field `status`"),
+        ({"applied": {"commit": None}}, {}, Exit.USAGE, "the instance has not applied a commit yet"),
+        ({"applied": {"commit": "main"}}, {}, Exit.SOURCE, "use the same version of gitboot as the instance"),
+        ({"applied": {"commit": "c" * 40}}, {}, Exit.USAGE, "The instance has applied this commit: run `git fetch`"),
+        ({}, {"runs": []}, Exit.SOURCE, f"the record of {FIRST[0]} from the instance is not valid"),
+        ({}, {"provision": -1}, Exit.SOURCE, "use the same version of gitboot as the instance"),
+    ],
+)
+def test_an_invalid_status_or_record_of_an_instance_proves_nothing(
+    status: dict[str, Any], record: dict[str, Any], code: Exit, said: str
+) -> None:
+    uuids = {f"/api/v1/servers/{name}": make_uuid(name) for name in NAMES}
+
+    def answer(request: WebRequest) -> WebResponse:
+        content: dict[str, Any] = {"applied": {"commit": commit}, "at": format_instant(datetime.now(UTC)), **status}
+        if (uuid := uuids.get(request.path)) is not None:
+            content = {"uuid": uuid, "provisioned": {**make_record_fields(INSTALLED), **record}}
+        return WebResponse(content=json.dumps(content).encode())
+
+    with TemporaryDirectory() as temporary, web_server(answer) as url:
+        repository, commit = push_fleet(Path(temporary))
+        arguments = ("--path", repository.work, "--records", url, "--dry-run")
+        found = run_command("rollout", "advance", "stable", *STEPS, *arguments)
+        assert (found.code, said in " ".join(f"{found.out}{found.err}".split())) == (code, True), found
 
 
 @pytest.mark.parametrize(
