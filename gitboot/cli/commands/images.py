@@ -422,8 +422,8 @@ def rollout_command() -> None:
         Exit.FINE: "gitboot committed the next step, or the rollout is complete",
         Exit.INVALID: "the fleet has errors",
         Exit.HELD: "the rollout stopped because an installation failed",
-        Exit.SOURCE: "the instance did not respond",
-        Exit.WAITS: "the step is not complete yet; try again later",
+        Exit.SOURCE: "the instance did not respond, or its response is not valid",
+        Exit.WAITS: "the step is not complete yet, or --steps has no higher step",
     },
 )
 @click.argument("stream", shell_complete=complete_streams)
