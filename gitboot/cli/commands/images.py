@@ -446,7 +446,7 @@ def rollout_command() -> None:
 @click.option(
     "--records",
     multiple=True,
-    metavar="URL|OUTPUT|FILE",
+    metavar="URL|OUTPUT",
     help="The source of the records: the URL of the instance's API, its output tree, or ops/records in the "
     "output tree. Repeat the option if sites have their own instances. Default: the ledger in --state.",
 )
