@@ -487,12 +487,12 @@ def parse_bmc(
     scheme, separator, location = address.partition("://")
     place, slash, path = location.partition("/")
     user, at, host = place.rpartition("@")
-    address = f"{scheme}{separator}{user}{at}{format_host(host)}{slash}{path}"
-    if address.lower().startswith("ipmi://"):
-        host = address[len("ipmi://") :].rpartition("@")[2]
-        host, _, query = host.partition("?")
-        bmc = ImportedBmc(address=f"ipmi://{host}", credentials=build_document_name(credentials or "bmc"))
+    scheme = scheme.lower()
+    if scheme in ("ipmi", "libvirt"):  # libvirt: a virtual BMC that supports IPMI
+        host, _, query = f"{format_host(host)}{slash}{path}".partition("?")
+        bmc = ImportedBmc(address=f"ipmi://{host.rstrip('/')}", credentials=build_document_name(credentials or "bmc"))
         return bmc, remark_if(query, remark_lost(f"{query} in the BMC's address was left out"))
+    address = f"{scheme}{separator}{user}{at}{format_host(host)}{slash}{path}"
     match = _REDFISH.fullmatch(address)
     if match is None:
         scheme = f"the unsupported scheme {address.partition(':')[0]}" if "://" in address else "no scheme"
@@ -515,7 +515,8 @@ def parse_bmc(
     bmc = ImportedBmc(
         address=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}",
         credentials=build_document_name(credentials or "bmc"),
-        system=system or (parts.path if parts.path.startswith("/redfish/") else None),
+        # like Metal3 (bmc/redfish.go); the path of the service itself is not a system
+        system=system or (parts.path if parts.path.strip("/") not in ("", "redfish/v1") else None),
         verify=verify,
     )
     return bmc, tuple(remarks)

@@ -44,14 +44,21 @@ OSIE = f'{{kernelURL: "{KERNEL}", initrdURL: "{INITRD}", kernelParams: [a=1]}}'
         ("ipmi:192.168.122.1:6233", "ipmi://192.168.122.1:6233"),
         ("ipmi://192.168.122.1?privilegelevel=OPERATOR", "ipmi://192.168.122.1"),
         ("redfish:192.168.122.1", "https://192.168.122.1"),
-        ("redfish://[fe80::fc33:62ff:fe83:8a76]:8080/foo", "https://[fe80::fc33:62ff:fe83:8a76]:8080"),
+        ("redfish://[fe80::fc33:62ff:fe83:8a76]:8080/foo", "https://[fe80::fc33:62ff:fe83:8a76]:8080/foo"),
+        ("redfish+http://192.168.122.1/foo/bar", "http://192.168.122.1/foo/bar"),
+        ("idrac-virtualmedia://192.168.122.1/redfish/v1/Systems/1", "https://192.168.122.1/redfish/v1/Systems/1"),
+        ("redfish+https://192.168.122.1/", "https://192.168.122.1"),
+        ("redfish-uefihttp+https://192.168.122.1/redfish/v1", "https://192.168.122.1"),
+        ("redfish-virtualmedia://192.168.122.1/redfish/v1/", "https://192.168.122.1"),
+        ("ILO5-Redfish://192.168.122.1", "https://192.168.122.1"),
+        ("libvirt://192.168.122.1:6233/", "ipmi://192.168.122.1:6233"),
         ("unknown:192.168.122.1", None),
     ],
 )
 def test_an_address_of_a_bmc_is_read_as_metal3_reads_it(address: str, found: str | None) -> None:
     host = {"kind": "BareMetalHost", "metadata": {"name": "web01"}, "spec": {"bmc": {"address": address}}}
     (machine,) = read_inventory({"h.yaml": json.dumps(host)}).machines
-    assert (machine.bmc.address if machine.bmc else None) == found
+    assert (f"{machine.bmc.address}{machine.bmc.system or ''}" if machine.bmc else None) == found
     assert ("privilegelevel=OPERATOR" in address) is any("privilegelevel" in each.text for each in machine.remarks)
 
 
