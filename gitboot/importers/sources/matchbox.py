@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -14,8 +14,8 @@ from gitboot.importers.inventory import (
     ImportedData,
     ImportedInventory,
     ImportedMachine,
-    ImportedNic,
     ImportRemark,
+    NicCollector,
     Texts,
     as_list,
     as_mapping,
@@ -26,7 +26,7 @@ from gitboot.importers.inventory import (
     parse_json,
     parse_json_files,
     parse_mac_or_none,
-    read_mac,
+    parse_uuid_or_none,
     read_uuid,
     remark_guessed,
     remark_if,
@@ -35,7 +35,13 @@ from gitboot.importers.inventory import (
     remark_missing,
     translate_arguments,
 )
-from gitboot.model.scalars import Malformed, parse_label_key, parse_label_value, parse_variable_name
+from gitboot.model.scalars import (
+    Malformed,
+    is_placeholder_serial,
+    parse_label_key,
+    parse_label_value,
+    parse_variable_name,
+)
 from gitboot.resolve.secret_scan import find_secrets
 
 _IDENTITIES: Final = ("mac", "uuid", "serial")
@@ -103,25 +109,48 @@ def _list_resources(state: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
 
 
 def _build_inventory(groups: list[_Group], profiles: list[_Group], templates: Texts) -> ImportedInventory:
-    by_identity: dict[str, list[_Group]] = {}  # the groups that select one machine
-    defaults = list[_Group]()  # the groups without a selector
-    others = list[_Group]()
-    for group in sorted(groups, key=_get_name):
-        selector = as_mapping(group.get("selector"))
-        key = next((key for key in _IDENTITIES if selector.get(key)), None)
-        if key is not None:
-            mac = parse_mac_or_none(selector[key]) if key == "mac" else None
-            by_identity.setdefault(f"{key} {mac or str(selector[key]).lower()}", []).append(group)
-        elif selector:
-            others.append(group)
-        else:
-            defaults.append(group)
+    in_order = sorted(groups, key=_get_name)
+    others = [each for each in in_order if as_mapping(each.get("selector")) and not _list_identities(each)]
+    defaults = [each for each in in_order if not as_mapping(each.get("selector"))]
     boots = tuple(_read_boot(profile, templates) for profile in profiles)
     return ImportedInventory(
-        machines=tuple(_read_machine(selected, defaults) for _, selected in sorted(by_identity.items())),
+        machines=tuple(_read_machine(selected, defaults) for selected in _group_by_machine(in_order)),
         boots=boots,
         remarks=tuple(_list_remarks_on_groups(defaults, others, {boot.name for boot in boots})),
     )
+
+
+def _list_identities(group: _Group) -> list[str]:
+    """Return the MAC address, the UUID and the serial number in a group's selector, each after its name.
+
+    A placeholder, such as the serial number 0123456789, is omitted if the group has another identity.
+    """
+    selector = as_mapping(group.get("selector"))
+    given = {key: text for key in _IDENTITIES if (text := as_text(selector.get(key)))}
+    parsed = {
+        "mac": parse_mac_or_none(given.get("mac")),
+        "uuid": parse_uuid_or_none(given.get("uuid")),
+        "serial": None if is_placeholder_serial(given.get("serial", "")) else given.get("serial"),
+    }
+    identities = [f"{key} {value}" for key, value in parsed.items() if value]
+    return identities or [f"{key} {text}" for key, text in given.items()]
+
+
+def _group_by_machine(groups: Iterable[_Group]) -> list[list[_Group]]:
+    """Return the groups of each machine, without the groups that do not select a single machine.
+
+    Groups with a common identity select one machine, unless their UUIDs or their serial numbers differ.
+    """
+    machines: dict[str, list[_Group]] = {}  # by each identity
+    for group in groups:
+        members = [group]
+        for identity in _list_identities(group):
+            merged = [*(each for each in machines.get(identity, []) if each not in members), *members]
+            identities = {each for member in merged for each in _list_identities(member)}
+            if all(sum(each.startswith(key) for each in identities) < 2 for key in ("uuid", "serial")):
+                members = merged
+        machines |= {identity: members for member in members for identity in _list_identities(member)}
+    return list({id(members): members for members in machines.values()}.values())
 
 
 def _list_remarks_on_groups(
@@ -155,7 +184,7 @@ def _get_name(group: Mapping[str, Any]) -> str:
 
 
 def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachine:
-    """Return the machine that ``groups`` select. It boots the profile of the group that selects only by identity.
+    """Return the machine that ``groups`` select. It boots the profile of a group that selects only by identity.
 
     If all groups also select by another value, such as os=installed, matchbox first uses a group without selectors.
     """
@@ -164,15 +193,17 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
     exact.sort(key=_rank_selectors, reverse=True)
     group = (exact or groups)[0]
     boot_group = (exact or defaults or groups)[0]
-    selector = group["selector"]
-    mac, mac_remarks = read_mac(selector.get("mac"))
-    uuid, uuid_remarks = read_uuid(selector.get("uuid"))
+    selectors = [each["selector"] for each in groups]
+    reader = NicCollector()
+    for selector in selectors:
+        reader.add(selector.get("mac"))
+    uuid, uuid_remarks = read_uuid(next((each["uuid"] for each in selectors if each.get("uuid")), None))
     variables, labels, metadata_remarks = _read_metadata(as_mapping(get_nested(group, "metadata")))
     return ImportedMachine(
         name=_get_name(group),
         uuid=uuid,
-        serial=as_text(selector.get("serial")),
-        nics=(ImportedNic(mac=mac),) if mac else (),
+        serial=next(filter(None, (as_text(each.get("serial")) for each in selectors)), None),
+        nics=tuple(dict.fromkeys(reader.nics)),
         labels=labels,
         vars=variables,
         boot=as_text(boot_group.get("profile")),
@@ -193,7 +224,7 @@ def _read_machine(groups: list[_Group], defaults: list[_Group]) -> ImportedMachi
                 boot_group is group and _format_other_selectors(group),
                 remark_lost(f"selectors in group {_get_name(group)} were left out: {_format_other_selectors(group)}"),
             ),
-            *mac_remarks,
+            *reader.remarks,
             *uuid_remarks,
             *metadata_remarks,
         ),
@@ -213,6 +244,9 @@ def _explain_unused_group(group: _Group, used_group: _Group) -> str:
     profile = f"the group boots profile {group.get('profile')}"
     if condition := _format_other_selectors(group):
         return f"a provisioned server boots from its disk ({profile} if {condition})"
+    mac, used_mac = (parse_mac_or_none(each["selector"].get("mac")) for each in (group, used_group))
+    if mac and used_mac and mac != used_mac:
+        return f"matchbox uses it only if the machine boots from {mac.replace('-', ':')} ({profile})"
     if _rank_selectors(group) == _rank_selectors(used_group):
         used = f"group {_get_name(used_group)} has the same selectors"
         return f"{used}, and matchbox does not define which of them it uses ({profile})"

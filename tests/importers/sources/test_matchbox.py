@@ -15,6 +15,7 @@ from tests.importers.test_fleet_files import INITRD, KERNEL, MAC, UUID
 PROFILES: list[dict[str, Any]] = [
     {"id": name, "boot": {"kernel": f"{KERNEL}-{name}", "initrd": [INITRD]}} for name in ("install", "disk")
 ]
+MAC_2, UUID_2 = "52:54:00:12:34:57", "4c4c4544-0034-4a10-8056-b9c04f4d3733"
 DEFAULT = {"id": "default", "profile": "install"}
 INSTALLED = {"id": "web01", "profile": "disk", "selector": {"mac": MAC, "os": "installed"}}
 
@@ -84,6 +85,18 @@ def test_each_other_group_of_a_machine_has_its_reason(selector: dict[str, str], 
     assert any(f"group b was left out, {reason}" in each.text for each in machine.remarks), machine.remarks
 
 
+def test_the_group_of_another_interface_has_its_reason() -> None:
+    groups = [
+        {"id": "a", "profile": "disk", "selector": {"mac": MAC, "uuid": UUID}},
+        {"id": "b", "profile": "install", "selector": {"mac": MAC_2, "uuid": UUID}},
+    ]
+    (machine,) = read_files(*groups).machines
+    assert machine.boot == "install"
+    assert any(
+        f"only if the machine boots from {MAC} (the group boots profile disk)" in each.text for each in machine.remarks
+    )
+
+
 def test_of_two_groups_with_as_many_selectors_matchbox_uses_the_last_by_their_text() -> None:
     groups = [
         {"id": "a", "profile": "disk", "selector": {"mac": MAC, "serial": "S1"}},
@@ -92,6 +105,38 @@ def test_of_two_groups_with_as_many_selectors_matchbox_uses_the_last_by_their_te
     for given in (groups, groups[::-1]):
         (machine,) = read_files(*given).machines
         assert (machine.name, machine.uuid, machine.boot) == ("b", UUID, "install")
+
+
+@pytest.mark.parametrize(
+    ("selectors", "boots"),  # the boot of each machine, by its MAC addresses, UUID and serial number
+    [
+        ([{"uuid": UUID}, {"mac": MAC, "uuid": UUID, "os": "installed"}], {f"{MAC} {UUID}": "install"}),
+        ([{"serial": "S1-7"}, {"mac": MAC, "serial": "S1-7", "os": "x"}], {f"{MAC} S1-7": "install"}),
+        ([{"uuid": UUID.upper()}, {"mac": MAC, "uuid": UUID}], {f"{MAC} {UUID}": "disk"}),
+        ([{"mac": MAC_2, "uuid": UUID}, {"mac": MAC, "uuid": UUID}], {f"{MAC} {MAC_2} {UUID}": "install"}),
+        ([{"mac": MAC}, {"uuid": UUID}], {MAC: "install", UUID: "disk"}),
+        (
+            [{"mac": MAC, "uuid": UUID}, {"mac": MAC, "uuid": UUID_2}],
+            {f"{MAC} {UUID}": "install", f"{MAC} {UUID_2}": "disk"},
+        ),
+        (
+            [{"mac": MAC, "serial": "0123456789"}, {"mac": MAC_2, "serial": "0123456789"}],
+            {f"{MAC} 0123456789": "install", f"{MAC_2} 0123456789": "disk"},
+        ),
+    ],
+)
+def test_groups_with_a_common_identity_are_one_machine_and_others_are_not(
+    selectors: list[dict[str, str]], boots: dict[str, str]
+) -> None:
+    groups = [
+        {"id": profile, "profile": profile, "selector": selector}
+        for profile, selector in zip(("install", "disk"), selectors, strict=True)
+    ]
+    found = {}
+    for machine in read_files(*groups).machines:
+        macs = [nic.mac.replace("-", ":") for nic in machine.nics]
+        found[" ".join(filter(None, (*sorted(macs), machine.uuid, machine.serial)))] = machine.boot
+    assert found == boots
 
 
 @pytest.mark.parametrize(
