@@ -33,6 +33,7 @@ from gitboot.importers.inventory import (
     parse_secure_boot,
     parse_yaml,
     read_mac,
+    remark_guessed,
     remark_if,
     remark_kept,
     remark_lost,
@@ -264,13 +265,37 @@ def _read_hardware_v1alpha2(name: str, hardware: Object, spec: Object) -> _Machi
 
 
 def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
-    host = as_text(connection.get("host")) or ""
-    port = as_text(get_nested(connection, "providerOptions", "redfish", "port"))
-    place = f"{format_host(host)}:{port}" if port else host
-    return parse_bmc(
-        f"redfish://{place}" if host else None,
+    host = as_text(connection.get("host"))
+    if host is None:
+        return None, ()
+    options = as_mapping(connection.get("providerOptions"))
+    redfish = as_mapping(options.get("redfish"))
+    if others := sorted(key for key in options if key.lower() in ("homeassistant", "intelamt", "rpc")):
+        unsupported = (
+            f"the BMC {host} was left out, because Tinkerbell uses {' and '.join(others)}: add the BMC by hand"
+        )
+        return None, (remark_lost(unsupported),)
+    port, system = as_text(redfish.get("port")), as_text(redfish.get("systemName"))
+    bmc, remarks = parse_bmc(
+        f"redfish://{format_host(host)}:{port}" if port else f"redfish://{host}",
         as_text(get_nested(connection, credentials, "name")),
         verify=str(connection.get("insecureTLS")) != "true",
+    )
+    return bmc, (
+        *remarks,
+        *remark_if(
+            not redfish,
+            remark_guessed(
+                "the source does not contain the BMC's protocol, so the import wrote Redfish: if the BMC supports only "
+                "IPMI, write ipmi://HOST"
+            ),
+        ),
+        *remark_if(
+            system,
+            remark_missing(
+                f"the source contains only the name of the BMC's system, {system}: write its path as `bmc.system`"
+            ),
+        ),
     )
 
 

@@ -409,8 +409,9 @@ def _read_bmc(
         return None, rejected
     port = as_text(protocol.get("port"))
     place = f"{format_host(host)}:{port}" if port else host
-    is_ipmi = (as_text(protocol.get("name")) or "").lower() == "ipmi"
-    scheme = "ipmi" if is_ipmi else f"redfish+{as_text(protocol.get('scheme')) or 'https'}"
+    name = as_text(protocol.get("name")) or "Redfish"
+    # the names of metal-operator's variants, such as RedfishLocal, begin with Redfish
+    scheme = f"redfish+{as_text(protocol.get('scheme')) or 'https'}" if name.startswith("Redfish") else name.lower()
     bmc, remarks = parse_bmc(
         f"{scheme}://{place}",
         as_text(get_nested(controller, "bmcSecretRef", "name")),

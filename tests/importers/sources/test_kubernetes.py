@@ -63,6 +63,36 @@ def test_an_address_of_a_bmc_is_read_as_metal3_reads_it(address: str, found: str
 
 
 @pytest.mark.parametrize(
+    ("options", "address", "reason"),
+    [
+        ("{redfish: {port: 8443}}", "https://10.9.0.13:8443", ""),
+        (
+            "{redfish: {systemName: node-2}}",
+            "https://10.9.0.13",
+            "the name of the BMC's system, node-2: write its path",
+        ),
+        ("{preferredOrder: [ipmitool], ipmitool: {port: 623}}", "https://10.9.0.13", "so the import wrote Redfish"),
+        ("{intelAMT: {port: 16992}}", None, "the BMC 10.9.0.13 was left out, because Tinkerbell uses intelAMT"),
+        ("{rpc: {consumerURL: 'https://x'}}", None, "the BMC 10.9.0.13 was left out, because Tinkerbell uses rpc"),
+    ],
+)
+@pytest.mark.parametrize("version", ["v1alpha1", "v1alpha2"])
+def test_an_option_of_a_bmc_of_tinkerbell_is_kept_or_in_the_report(
+    version: str, options: str, address: str | None, reason: str
+) -> None:
+    connection = f"connection: {{host: 10.9.0.13, providerOptions: {options}}}"
+    text = (
+        f"apiVersion: tinkerbell.org/v1alpha2\nkind: Hardware\nmetadata: {{name: a}}\nspec: {{bmc: {{{connection}}}}}\n"
+    )
+    if version == "v1alpha1":
+        text = "kind: Hardware\nmetadata: {name: a}\nspec: {bmcRef: {name: b}}\n---\n"
+        text += f"kind: Machine\nmetadata: {{name: b}}\nspec: {{{connection}}}\n"
+    (machine,) = read_inventory({"h.yaml": text}).machines
+    assert (machine.bmc.address if machine.bmc else None) == address
+    assert any(reason in each.text for each in machine.remarks), machine.remarks
+
+
+@pytest.mark.parametrize(
     "text",
     [
         pytest.param(V1.format(mac=MAC, netboot=SCRIPT % "contents"), id="v1alpha1, a script"),

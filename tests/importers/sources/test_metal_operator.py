@@ -208,6 +208,22 @@ def test_finding_i1_addresses_arrive_and_each_object_is_named() -> None:
         assert any(word in text for text in texts), (word, texts)
 
 
+@pytest.mark.parametrize(
+    ("protocol", "address"),
+    [
+        ("{name: Redfish, port: 8000, scheme: http}", "http://10.9.0.13:8000"),
+        ("{name: RedfishLocal, port: 8443}", "https://10.9.0.13:8443"),
+        ("{name: IPMI, port: 623}", "ipmi://10.9.0.13:623"),
+        ("{name: SSH, port: 22}", None),
+    ],
+)
+def test_the_protocol_of_a_bmc_is_kept_or_in_the_report(protocol: str, address: str | None) -> None:
+    text = f"kind: Server\nmetadata: {{name: a}}\nspec: {{bmc: {{address: 10.9.0.13, protocol: {protocol}}}}}\n"
+    machine = machine_of(read_inventory({"o.yaml": text}), "a")
+    assert (machine.bmc.address if machine.bmc else None) == address
+    assert (address is None) is any("has the unsupported scheme ssh" in each.text for each in machine.remarks)
+
+
 def test_finding_i1_of_two_configurations_without_a_server_neither_becomes_the_policy() -> None:
     text = "".join(
         f"---\nkind: IPXEBootConfig\nmetadata:\n  name: {name}\n  ownerReferences:\n"
