@@ -78,6 +78,11 @@ def _build_inventory(rows: Iterable[_Row]) -> ImportedInventory:
         host_id = macs[0] if macs else row.identifier or next(iter(row.addresses), "unnamed")
         name = row.name or f"host-{build_document_name(host_id.replace(':', '-'))}"
         host_nics = nics.setdefault(name, {})
+        if host_nics and macs and host_nics.keys().isdisjoint(macs):
+            merged = (
+                f"several reservations have the name {name}, so the import wrote their MAC addresses to one machine"
+            )
+            guess_remarks = (*guess_remarks, remark_guessed(merged))
         for mac in macs:
             before = host_nics[mac].addresses if mac in host_nics else ()
             host_nics[mac] = ImportedNic(mac=mac, addresses=tuple(sorted({*before, *row.addresses})))
@@ -152,7 +157,7 @@ _OPTION: Final = re.compile(r"(?:--)?([a-z][a-z0-9-]+)(?:\s*=\s*(.*))?")
 _NAME: Final = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 _LEASE: Final = re.compile(r"infinite|\d+[smhdw]?", re.IGNORECASE)
 _HARDWARE: Final = re.compile(
-    r"(?:[0-9a-f]{1,2}-)?((?:[0-9a-f]{1,2}|\*)(?:[:-](?:[0-9a-f]{1,2}|\*)){5,19})", re.IGNORECASE
+    r"(?:([0-9a-f]{1,2})-)?((?:[0-9a-f]{1,2}|\*)(?:[:-](?:[0-9a-f]{1,2}|\*)){5,19})", re.IGNORECASE
 )
 _HOSTS_LINE: Final = re.compile(r"(?:^|,)\s*(?:id:|(?:[0-9a-f]{1,2}[:-]){5}|\d+\.\d+\.\d+\.\d+|\[)", re.IGNORECASE)
 
@@ -190,9 +195,11 @@ def _parse_dnsmasq_host(value: str) -> Iterator[_Row]:
             if part[3:] != "*":
                 identifiers.append(f"client id {part[3:]}")
         elif hardware := _HARDWARE.fullmatch(part):
-            mac, mac_remarks = read_mac(hardware[1])
+            mac, mac_remarks = read_mac(hardware[2])
             remarks += mac_remarks
-            if mac is not None:
+            if mac is not None and int(hardware[1] or "1", 16) != 1:  # dnsmasq compares the type, and 1 is Ethernet
+                remarks.append(remark_lost(f"{part} was left out, because its hardware type is not Ethernet"))
+            elif mac is not None:
                 macs.append(mac)
             else:
                 identifiers.append(part)

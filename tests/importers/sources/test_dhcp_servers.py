@@ -46,7 +46,7 @@ HOSTS: Final[list[tuple[str, Callable[[Texts], ImportedInventory], str, str]]] =
         A.replace(":", "-"),
     ),
     ("a quoted name", read_dnsmasq, f'dhcp-host={A},"web01",10.0.0.13', A.replace(":", "-")),
-    ("a hardware type", read_dnsmasq, f"dhcp-host=06-{A},web01", A.replace(":", "-")),
+    ("the hardware type of Ethernet", read_dnsmasq, f"dhcp-host=01-{A},web01", A.replace(":", "-")),
     ("a line of /etc/ethers", read_dnsmasq, f"{A} web01", A.replace(":", "-")),
     (
         "a nested block",
@@ -85,6 +85,8 @@ def test_finding_p11_a_host_is_found_however_it_is_written(
         ),
         (read_dnsmasq, "dhcp-host=01:00:5e:00:00:01,web01", "the value is a multicast address"),
         (read_dnsmasq, f"dhcp-host={A},ignore", "dnsmasq ignores this host"),
+        (read_dnsmasq, f"dhcp-host=06-{A},web01", f"06-{A} was left out, because its hardware type is not Ethernet"),
+        (read_dnsmasq, f"dhcp-host={A},web01\ndhcp-host={B},web01", "several reservations have the name web01"),
         (
             read_dnsmasq,
             "conf-file=/etc/more.conf",
