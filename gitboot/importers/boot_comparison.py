@@ -14,6 +14,7 @@ from urllib.parse import quote, urljoin
 from msgspec import Struct
 
 from gitboot.importers.inventory import as_text, get_nested, is_secret, split_url_or_none
+from gitboot.model.server import Architecture, Firmware
 from gitboot.quoting import BOOT_NIC_BOOTIF, BOOT_NIC_MAC, has_boot_nic_placeholder
 from gitboot.resolve.server_decision import Boot, BootFile
 
@@ -230,6 +231,13 @@ OTHER_SCRIPT_PATHS: Final[Mapping[str, str]] = {"openchami": "bootscript?mac={ma
 HTTP_BOOT_PATHS: Final[Mapping[str, str]] = {"boot-operator": "httpboot"}
 
 
+def list_platform_variables(architecture: str | None, firmware: Firmware | None) -> dict[str, str]:
+    """Return the iPXE variables for the platform of a machine, which is x86_64 with UEFI if the platform is unknown."""
+    if firmware is Firmware.BIOS:
+        return {"platform": "pcbios", "buildarch": "i386"}
+    return {"platform": "efi", "buildarch": "arm64" if architecture == Architecture.AARCH64 else "x86_64"}
+
+
 class ComparedMachine(Struct, frozen=True, kw_only=True):
     """A machine whose boot script gitboot requests from the old system."""
 
@@ -238,6 +246,8 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
     macs: tuple[str, ...]  # the MAC addresses of the boot interfaces, written with colons
     serial: str
     addresses: tuple[str, ...] = ()
+    architecture: Architecture = Architecture.X86_64
+    firmware: Firmware = Firmware.UEFI
 
     def list_script_urls(self, old: str, system: str, paths: Mapping[str, str] = SCRIPT_PATHS) -> tuple[str, ...]:
         """Return the URLs at which the old system serves the machine's boot script.
@@ -256,6 +266,7 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
     def list_variables(self, mac: str) -> dict[str, str]:
         known = {"uuid": self.uuid, "serial": self.serial, "hostname": self.name}
+        known |= list_platform_variables(self.architecture, self.firmware)
         for nic in ("", "net0/", "netX/"):
             known |= {f"{nic}mac": mac, f"{nic}mac:hexhyp": mac.replace(":", "-")}
         return known
@@ -265,6 +276,7 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
 
 
 _OPTIONS_WITH_VALUE: Final = frozenset({"-n", "--name", "-t", "--timeout"})
+_QUESTIONS: Final = frozenset({"login", "prompt"})  # no operator answers them
 _MAX_LINES: Final = 10_000  # the maximum number of lines in a script
 
 
@@ -318,35 +330,46 @@ def _make_absolute(base: str, url: str) -> str:
 
 
 def _list_commands(script: str, variables: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the name and the arguments of each command in a script.
+    """Yield the name and the arguments of each command that iPXE runs if all downloads succeed, without options.
 
-    Options and everything after ``||`` or ``&&`` are omitted. The function follows each unconditional ``goto``, but
-    jumps to each label only once.
+    A variable that is not in ``variables`` is empty in a condition. The function jumps to each label only once.
     """
     lines = script.replace("\\\n", "").splitlines()[:_MAX_LINES]
     labels = {line.strip()[1:]: number for number, line in enumerate(lines) if line.strip().startswith(":")}
     at = 0
     while at < len(lines):
+        succeeded = True
         parts = _split_line(lines[at])
         at += 1
-        for part in parts:
+        for separator, part in zip([";", *parts[1::2]], parts[::2], strict=True):
+            if separator == ("||" if succeeded else "&&"):
+                continue  # iPXE does not run this command
+            succeeded = True
             words = re.sub(r"\$\{([^}]*)\}", lambda match: variables.get(match[1], match[0]), part).split()
             if not words or words[0].startswith(":"):
                 continue
             command, rest = words[0], words[1:]
-            if command == "goto" and rest:
-                at = labels.pop(rest[0], at)
-                break
-            if command == "set" and rest:
+            if command == "exit":
+                return
+            if command == "goto":
+                if rest and rest[0] in labels:
+                    at = labels.pop(rest[0])
+                    break
+                succeeded = False
+            elif command == "set" and rest:
                 variables[rest[0].partition(":")[0]] = " ".join(rest[1:])
-                continue
-            while rest and rest[0].startswith("-"):
-                rest = rest[2:] if rest[0] in _OPTIONS_WITH_VALUE else rest[1:]
-            yield command, rest
+            elif command in ("iseq", "isset"):
+                values = [word for word in rest if "${" not in word]
+                succeeded = bool(values) and (command == "isset" or values[1:] == values[:1])
+            elif command in _QUESTIONS:
+                succeeded = False
+            else:
+                while rest and rest[0].startswith("-"):
+                    rest = rest[2:] if rest[0] in _OPTIONS_WITH_VALUE else rest[1:]
+                yield command, rest
 
 
 def _split_line(line: str) -> list[str]:
-    """Return the commands in a line, which are separated by the word ``;``, without comments and conditional parts."""
+    """Return the commands in a line without comments, and between them their separators: ``;``, ``&&`` or ``||``."""
     words = takewhile(lambda word: not word.startswith("#"), line.split())
-    commands = re.split(r"(?:^| );(?= |$)", " ".join(words))
-    return [re.split(r" (?:\|\||&&)(?: |$)", command, maxsplit=1)[0] for command in commands]
+    return re.split(r"(?:^| )(;|&&|\|\|)(?= |$)", " ".join(words))

@@ -324,7 +324,39 @@ WEB01 = ComparedMachine(name="web01", uuid=UUID, macs=(MAC,), serial="4J8VM72")
             id="comments and several commands in a line",
         ),
         pytest.param("#!ipxe\nset v x;#y\nkernel /k v=${v}\nboot\n", "http://old/k", (), ("v=x;#y",), id="no comment"),
-        pytest.param("#!ipxe\nexit\n", None, (), (), id="the disk"),
+        pytest.param("#!ipxe\nexit\nkernel /k\nboot\n", None, (), (), id="the disk"),
+        pytest.param(
+            "#!ipxe\nset i:int32 0\n:retry_kernel\nkernel /k a=1 && goto download || iseq ${i} 9 && goto failed || "
+            "inc i && echo retry ; sleep 2 ; goto retry_kernel\n:download\n:retry_initrd\n"
+            "initrd /i && goto boot || inc i && sleep 2 ; goto retry_initrd\n:boot\nboot || goto failed\n"
+            ":failed\nexit\n",
+            "http://old/k",
+            ("http://old/i",),
+            ("a=1",),
+            id="Smee",
+        ),
+        pytest.param(
+            "#!ipxe\niseq ${platform} efi && kernel /efi || kernel /bios\nboot\n",
+            "http://old/efi",
+            (),
+            (),
+            id="a condition before the kernel",
+        ),
+        pytest.param(
+            "#!ipxe\niseq ${buildarch} arm64 && set arch arm64 || set arch amd64\nkernel /k-${arch}\nboot\n",
+            "http://old/k-amd64",
+            (),
+            (),
+            id="a condition before a variable",
+        ),
+        pytest.param(
+            "#!ipxe\nisset ${next} && goto other || goto none ||\nprompt --timeout 1 Shell? && goto other ||\n"
+            "isset ${uuid} && goto web\n:other\nkernel /other\nboot\n:web\nkernel /web\nboot\n",
+            "http://old/web",
+            (),
+            (),
+            id="conditions before labels",
+        ),
     ],
 )
 def test_a_script_is_parsed_as_ipxe_does(

@@ -229,6 +229,8 @@ def _compare_server(old_system: _OldSystem, decision: Decision, server: Server, 
         macs=tuple(mac.replace("-", ":") for mac in server.boot_macs),
         serial=server.spec.serial or "",
         addresses=tuple(address.partition("/")[0] for nic in server.spec.interfaces for address in nic.addresses),
+        architecture=server.spec.architecture,
+        firmware=server.spec.firmware,
     )
     build_result = partial(BootComparison, server=machine.name)
     boot = decision.policy.boot if decision.policy is not None else None

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, structs
 
-from gitboot.importers.boot_comparison import parse_boot_script
+from gitboot.importers.boot_comparison import list_platform_variables, parse_boot_script
 from gitboot.importers.inventory import (
     ImportedBmc,
     ImportedBoot,
@@ -174,16 +174,21 @@ def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAnd
     machine = objects.get_spec("Machine", get_nested(spec, "bmcRef", "name"), _get_namespace(hardware))
     bmc, bmc_remarks = _read_tinkerbell_bmc(as_mapping(machine.get("connection")), "authSecretRef")
     netboots = (as_mapping(interface.get("netboot")) for interface in interfaces)
-    boot, boot_remarks = _read_netboot(name, [(netboot, as_mapping(netboot.get("osie"))) for netboot in netboots])
+    architecture = next(filter(None, (parse_architecture(dhcp.get("arch")) for dhcp in hosts)), None)
+    firmware = parse_firmware({"true": "uefi", "false": "bios"}.get(uefi))
+    boot, boot_remarks = _read_netboot(
+        name,
+        [(netboot, as_mapping(netboot.get("osie"))) for netboot in netboots],
+        list_platform_variables(architecture, firmware),
+    )
     data = [key for key in ("userData", "vendorData") if spec.get(key)]
     if get_nested(spec, "metadata", "instance", "userdata"):
         data.append("metadata.instance.userdata")
-    architecture = next(filter(None, (parse_architecture(dhcp.get("arch")) for dhcp in hosts)), None)
     return _build_hardware(
         ImportedMachine(
             name=name,
             architecture=architecture,
-            firmware=parse_firmware({"true": "uefi", "false": "bios"}.get(uefi)),
+            firmware=firmware,
             nics=tuple(reader.nics),
             bmc=bmc,
             labels=read_labels(hardware),
@@ -233,14 +238,16 @@ def _read_hardware_v1alpha2(name: str, hardware: Object, spec: Object) -> _Machi
     instance = as_mapping(spec.get("instance"))
     osie = as_mapping(instance.get("osie"))
     netboots = [as_mapping(get_nested(interface, "netboot")) for _, interface in interfaces] or [{}]
-    boot, boot_remarks = _read_netboot(name, [(netboot, osie) for netboot in netboots])
+    architecture, boot_mode = parse_architecture(spec.get("arch")), get_nested(spec, "bmc", "bootMode")
+    variables = list_platform_variables(architecture, parse_firmware(boot_mode))
+    boot, boot_remarks = _read_netboot(name, [(netboot, osie) for netboot in netboots], variables)
     disabled = get_nested(hardware, "metadata", "annotations", "tinkerbell.org/disabled")
     return _build_hardware(
         ImportedMachine(
             name=name,
-            architecture=parse_architecture(spec.get("arch")),
-            firmware=parse_firmware(get_nested(spec, "bmc", "bootMode")),
-            secure_boot=parse_secure_boot(get_nested(spec, "bmc", "bootMode")),
+            architecture=architecture,
+            firmware=parse_firmware(boot_mode),
+            secure_boot=parse_secure_boot(boot_mode),
             nics=tuple(reader.nics),
             bmc=bmc,
             labels=read_labels(hardware),
@@ -261,7 +268,7 @@ def _read_hardware_v1alpha2(name: str, hardware: Object, spec: Object) -> _Machi
             ),
         ),
         "netboot.disabled",
-    ), structs.replace(boot, architecture=parse_architecture(spec.get("arch"))) if boot else None
+    ), structs.replace(boot, architecture=architecture) if boot else None
 
 
 def _read_tinkerbell_bmc(connection: Object, credentials: str) -> tuple[ImportedBmc | None, tuple[ImportRemark, ...]]:
@@ -309,12 +316,12 @@ class _ScriptedBoot(NamedTuple):
 
 
 def _read_netboot(
-    name: str, netboots: list[tuple[Object, Object]]
+    name: str, netboots: list[tuple[Object, Object]], variables: Mapping[str, str]
 ) -> tuple[ImportedBoot | None, tuple[ImportRemark, ...]]:
     """Return the boot of the first interface with a kernel, or remarks that explain why there is no boot."""
     obstacles = list[str]()
     for netboot, osie in netboots:
-        boot = _find_interface_boot(netboot, osie)
+        boot = _find_interface_boot(netboot, osie, variables)
         if boot.kernel:
             arguments, remarks = translate_arguments(boot.arguments)
             imported = ImportedBoot(
@@ -325,10 +332,10 @@ def _read_netboot(
     return None, tuple(remark_lost(f"the boot was not imported, because {each}") for each in dict.fromkeys(obstacles))
 
 
-def _find_interface_boot(netboot: Object, osie: Object) -> _ScriptedBoot:
+def _find_interface_boot(netboot: Object, osie: Object, variables: Mapping[str, str]) -> _ScriptedBoot:
     ipxe = as_mapping(netboot.get("ipxe"))
     if script := as_text(ipxe.get("contents")) or as_text(ipxe.get("script")):
-        boot = parse_boot_script(script, "", {})
+        boot = parse_boot_script(script, "", variables)
         obstacle = "the iPXE script does not contain a kernel"
         if boot.chain:
             obstacle = f"the iPXE script chains to {boot.chain}"

@@ -117,6 +117,29 @@ def test_finding_i2_a_kernel_of_tinkerbell_becomes_a_boot_however_it_is_written(
 
 
 @pytest.mark.parametrize(
+    ("version", "platform", "kernel"),
+    [
+        (V1, "arch: x86_64, uefi: true, ", "efi-x86_64"),
+        (V1, "arch: aarch64, uefi: true, ", "efi-arm64"),
+        (V1, "uefi: false, ", "bios-i386"),
+        (V1, "", "efi-x86_64"),
+        (V2, "arch: aarch64", "efi-arm64"),
+        (V2, "bmc: {bootMode: BIOS}", "bios-i386"),
+    ],
+)
+def test_a_condition_in_a_script_of_tinkerbell_is_that_of_the_machine(version: str, platform: str, kernel: str) -> None:
+    script = "iseq ${platform} efi && set firmware efi || set firmware bios\\nkernel http://x/${firmware}-${buildarch}"
+    text = version.format(mac=MAC, netboot=f'{{ipxe: {{contents: "{script}", script: "{script}"}}}}', osie="{}")
+    text = (
+        text.replace("mac: ", f"{platform}mac: ")
+        if version is V1
+        else text.replace("spec:\n", f"spec:\n  {platform}\n")
+    )
+    (boot,) = read_inventory({"h.yaml": text}).boots
+    assert boot.kernel == f"http://x/{kernel}"
+
+
+@pytest.mark.parametrize(
     ("text", "reason"),
     [
         (V2.format(mac=MAC, netboot="{}", osie="{}"), "because the machine boots Smee's default OSIE"),
