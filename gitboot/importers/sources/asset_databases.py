@@ -42,6 +42,7 @@ from gitboot.importers.inventory import (
 )
 from gitboot.model.scalars import build_document_name
 from gitboot.model.server import Firmware
+from gitboot.text import format_count
 
 _Row = Mapping[str, Any]
 
@@ -80,15 +81,25 @@ def read_netbox(files: Texts) -> ImportedInventory:
         for device in devices
         if as_text(device.get("name"))
     )
+    unknown = len(by_device.keys() - {str(device.get("id")) for device in devices})
     return ImportedInventory(
         machines=tuple(sorted(machines, key=lambda machine: machine.name)),
-        remarks=tuple(
-            remark_lost(
-                f"device {as_text(device.get('display')) or as_text(device.get('id'))} was left out, because it "
-                "has no name: name the device in the source"
-            )
-            for device in devices
-            if not as_text(device.get("name"))
+        remarks=(
+            *(
+                remark_lost(
+                    f"device {as_text(device.get('display')) or as_text(device.get('id'))} was left out, because it "
+                    "has no name: name the device in the source"
+                )
+                for device in devices
+                if not as_text(device.get("name"))
+            ),
+            *remark_if(
+                unknown,
+                remark_lost(
+                    f"the interfaces of {format_count(unknown, 'device')} were left out, because the devices are not "
+                    "in the source"
+                ),
+            ),
         ),
     )
 
@@ -97,6 +108,7 @@ def _read_device(
     device: _Row, interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> ImportedMachine:
     reader = _collect_netbox_nics(interfaces, addresses)
+    device = {"role": device.get("device_role"), **device}  # the role in NetBox before 3.6
     labels = {
         key: build_document_name(slug)
         for key in ("site", "rack", "role")
@@ -107,6 +119,7 @@ def _read_device(
         if interface.get("mgmt_only"):
             bmc_addresses += _list_netbox_addresses(interface, addresses)
     bmc_hosts = sorted({address.partition("/")[0] for address in bmc_addresses if address})
+    known = {*bmc_addresses, *(address for nic in reader.nics for address in nic.addresses)}
     custom = as_mapping(device.get("custom_fields"))
     uuid, uuid_remarks = read_uuid(as_text(custom.get("uuid")) or as_text(custom.get("system_uuid")))
     return ImportedMachine(
@@ -119,6 +132,15 @@ def _read_device(
             remark_kept(f"device {device['name']}, but not its boot, which the source does not contain"),
             *reader.remarks,
             *uuid_remarks,
+            *(
+                remark_lost(
+                    f"interface {as_text(interface.get('name'))} with {address} was left out, because its MAC "
+                    "address is unknown"
+                )
+                for interface in interfaces
+                for address in _list_netbox_addresses(interface, addresses)
+                if address not in known
+            ),
             *remark_if(
                 bmc_hosts,
                 remark_lost(
@@ -139,8 +161,8 @@ def _read_device(
 def _collect_netbox_nics(
     interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> NicCollector:
-    """Collect the interfaces of a device. The members of a link aggregation get its addresses."""
-    lag_ids = {str(get_nested(interface, "lag", "id")) for interface in interfaces}
+    """Collect the interfaces of a device. The members of a link aggregation or a bridge get its addresses."""
+    lag_ids = {str(get_nested(interface, key, "id")) for interface in interfaces for key in ("lag", "bridge")}
     lag_addresses = {
         str(interface.get("id")): _list_netbox_addresses(interface, addresses)
         for interface in interfaces
@@ -151,7 +173,11 @@ def _collect_netbox_nics(
         if interface.get("mgmt_only") or str(interface.get("id")) in lag_addresses:
             continue
         name = as_text(interface.get("name"))
-        inherited = lag_addresses.get(str(get_nested(interface, "lag", "id")), ())
+        inherited = [
+            address
+            for key in ("lag", "bridge")
+            for address in lag_addresses.get(str(get_nested(interface, key, "id")), ())
+        ]
         own = _list_netbox_addresses(interface, addresses)
         # NetBox 4.2 returns a list of objects, one of which is the primary one.
         macs = [as_text(row.get("mac_address")) for row in (interface, *as_mappings(interface.get("mac_addresses")))]

@@ -196,6 +196,24 @@ def test_netbox_gives_an_interface_only_its_own_addresses() -> None:
     assert [nic.addresses for machine in inventory.machines for nic in machine.nics] == [("10.0.0.1/24",)]
 
 
+def test_each_address_of_a_device_of_netbox_is_on_an_interface_or_in_the_report() -> None:
+    rows = [
+        {"id": 7, "name": "web01", "device_type": {"id": 1}, "device_role": {"slug": "web"}},
+        {"id": 1, "name": "br0", "device": {"id": 7}, "type": {"value": "bridge"}, "mac_address": None},
+        {"id": 2, "name": "eno1", "device": {"id": 7}, "bridge": {"id": 1}, "mac_address": A},
+        {"id": 3, "name": "eno1.5", "device": {"id": 7}, "type": {"value": "virtual"}, "mac_address": None},
+        {"id": 4, "name": "eno1", "device": {"id": 8}, "mac_address": B},
+        *({"id": at, "address": f"10.0.0.{at}/24", "assigned_object_id": at} for at in (1, 2, 3, 4)),
+    ]
+    inventory = read_netbox({"n.json": json.dumps(rows)})
+    (found,) = inventory.machines
+    assert [(nic.name, nic.addresses) for nic in found.nics] == [("eno1", ("10.0.0.2/24", "10.0.0.1/24"))]
+    assert found.labels == {"role": "web"}  # NetBox before 3.6
+    texts = list_remarks(inventory)
+    assert "interface eno1.5 with 10.0.0.3/24 was left out, because its MAC address is unknown" in texts
+    assert "the interfaces of 1 device were left out, because the devices are not in the source" in texts
+
+
 @pytest.mark.parametrize(
     ("device", "interface"),
     [
