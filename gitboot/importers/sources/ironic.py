@@ -82,9 +82,14 @@ def _parse_mapping(value: object) -> Mapping[str, Any]:
 
 
 def _parse_capabilities(node: Mapping[str, Any]) -> Mapping[str, str]:
-    """Parse the capabilities of a node, such as boot_mode:uefi,profile:compute."""
+    """Parse the capabilities of a node, such as boot_mode:uefi,profile:compute.
+
+    If they do not contain the boot mode and Secure Boot, use the values that Ironic has read from the BMC.
+    """
     texts = str(_parse_mapping(node.get("properties")).get("capabilities") or "").split(",")
-    return {name.strip(): value.strip() for name, colon, value in (each.partition(":") for each in texts) if colon}
+    pairs = [each.partition(":") for each in texts]
+    read = {key: text for key in ("boot_mode", "secure_boot") if (text := as_text(node.get(key)))}
+    return read | {name.strip(): value.strip() for name, colon, value in pairs if colon}
 
 
 def _read_boot(node: Mapping[str, Any]) -> ImportedBoot | None:
@@ -93,7 +98,11 @@ def _read_boot(node: Mapping[str, Any]) -> ImportedBoot | None:
         return None
     # Ironic adds these arguments (drivers/modules/ipxe_config.template)
     added = ("root=/dev/ram0", "text") if node.get("deploy_interface") == "ramdisk" else ()
-    arguments, remarks = translate_arguments([*added, *str(info.get("kernel_append_params") or "").split()])
+    driver = _parse_mapping(node.get("driver_info"))
+    # Ironic uses the first of these (drivers/utils.py, get_kernel_append_params)
+    given = [str(text) for each in (info, driver) if (text := each.get("kernel_append_params")) is not None]
+    own = [word for text in given[:1] for word in text.split() if word != "%default%"]
+    arguments, remarks = translate_arguments([*added, *own])
     is_url, ramdisk = "://" in kernel, as_text(info.get("ramdisk"))
     return ImportedBoot(
         name=_get_node_name(node),
@@ -103,6 +112,13 @@ def _read_boot(node: Mapping[str, Any]) -> ImportedBoot | None:
         architecture=parse_architecture(_parse_mapping(node.get("properties")).get("cpu_arch")),
         remarks=(
             *remarks,
+            *remark_if(
+                not given or "%default%" in given[0],
+                remark_lost(
+                    "kernel_append_params in Ironic's configuration was left out: `gitboot compare-old-system` shows "
+                    "these arguments"
+                ),
+            ),
             *remark_if(
                 not is_url,
                 remark_missing(
@@ -127,11 +143,12 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
         boots = str(port.get("pxe_enabled", port.get("pxe_boot_enabled", True))).lower() != "false"
         reader.add(as_text(port["address"]), "the port:", name=as_text(port.get("name")), boot=boots)
     address = _find_bmc_address(driver)
+    verify = as_text(driver.get("redfish_verify_ca")) or "true"
     bmc, bmc_remarks = parse_bmc(
         address,
         f"{build_document_name(name)}-bmc",
         system=as_text(driver.get("redfish_system_id")),
-        verify=str(driver.get("redfish_verify_ca", "true")).lower() != "false",
+        verify=verify.lower() not in ("0", "f", "false", "off", "n", "no"),
     )
     capabilities = _parse_capabilities(node)
     has_boot = _read_boot(node) is not None
@@ -159,6 +176,10 @@ def _read_machine(node: Mapping[str, Any], ports: list[dict[str, Any]]) -> Impor
             *uuid_remarks,
             *_list_missing_facts(node, has_boot=has_boot, has_nics=has_nics, has_bmc=address is not None),
             *bmc_remarks,
+            *remark_if(
+                "/" in verify,
+                remark_lost(f"the certificate authority {verify} of the BMC was left out: write it as `bmc.tls.ca`"),
+            ),
         ),
     )
 
