@@ -317,7 +317,11 @@ def _render_bmc(machine: ImportedMachine) -> tuple[dict[str, Any] | None, list[I
     system = bmc.system if bmc.system and bmc.system.startswith("/") else None
     tls = {} if bmc.verify else {"verify": False}
     return _drop_empty({"address": bmc.address, "system": system, "credentials": bmc.credentials, "tls": tls}), [
-        remark_missing(f"store the BMC's user name and password as {bmc.credentials} in the credentials directory")
+        remark_missing(f"store the BMC's user name and password as {bmc.credentials} in the credentials directory"),
+        *remark_if(
+            bmc.system and not system,
+            remark_lost(f"the BMC's system {bmc.system} was left out, because it is not a Redfish path"),
+        ),
     ]
 
 

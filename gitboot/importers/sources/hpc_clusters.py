@@ -21,6 +21,7 @@ from gitboot.importers.inventory import (
     as_mapping,
     as_mappings,
     as_text,
+    format_host,
     get_nested,
     list_address,
     parse_address,
@@ -68,7 +69,7 @@ def _parse_stanzas(text: str) -> Iterator[tuple[str, dict[str, str]]]:
             name, attributes = line.rstrip()[:-1].strip(), {}
         elif "=" in line:
             key, _, value = line.strip().partition("=")
-            attributes[key.strip().lower()] = value.strip()
+            attributes[key.strip().lower()] = value.strip().strip('"').strip()  # like xCAT (DBobjUtils.pm)
     if name is not None:
         yield name, attributes
 
@@ -154,7 +155,10 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
             as_text(get_nested(device, "hwaddr")),
             f"network device {key}:",
             name=as_text(get_nested(device, "device")),
-            addresses=list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask")),
+            addresses=(
+                *list_address(get_nested(device, "ipaddr"), get_nested(device, "netmask")),
+                *list_address(get_nested(device, "ipaddr6")),
+            ),
         )
     settings = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
 
@@ -167,8 +171,9 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
         "container": find_setting("container name"),
         "kernel": find_setting("kernel"),
     }
-    address = find_setting("ipmi", "ipaddr")
-    bmc, bmc_remarks = parse_bmc(f"ipmi://{address}" if address else None, f"{build_document_name(name)}-bmc")
+    address, port = find_setting("ipmi", "ipaddr"), find_setting("ipmi", "port")
+    place = f"{format_host(address)}:{port}" if address and port else address
+    bmc, bmc_remarks = parse_bmc(f"ipmi://{place}" if place else None, f"{build_document_name(name)}-bmc")
     return ImportedMachine(
         name=name,
         nics=tuple(reader.nics),
@@ -238,8 +243,9 @@ def read_openchami(files: Texts) -> ImportedInventory:
         for row in rows
         if {"kernel", "params", "initrd"} & (row.keys() | as_mapping(row.get("spec")).keys())
     ]
-    nodes = _list_nodes(rows)
-    nodes += _list_other_nodes(configs, nodes)
+    interfaces = _list_interfaces(rows)
+    nodes = _list_nodes(rows, interfaces)
+    nodes += _list_other_nodes(configs, nodes, interfaces)
     bmcs = {
         xname: as_text(get_nested(row, "spec", "interface", "ip"))
         for row in rows
@@ -300,13 +306,18 @@ def _read_config(row: Mapping[str, Any]) -> _Config:
     )
 
 
-def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
-    interfaces: dict[str, list[_Interface]] = {}  # by the ID of their component
+def _list_interfaces(rows: list[dict[str, Any]]) -> dict[str, list[_Interface]]:
+    """Return the EthernetInterfaces of State Management by the IDs of their components."""
+    interfaces: dict[str, list[_Interface]] = {}
     for row in rows:
         owner = as_text(row.get("ComponentID"))
         if "MACAddress" in row and owner:
             addresses = tuple(each.get("IPAddress") for each in as_mappings(row.get("IPAddresses")))
             interfaces.setdefault(owner, []).append((row["MACAddress"], addresses))
+    return interfaces
+
+
+def _list_nodes(rows: list[dict[str, Any]], interfaces: Mapping[str, list[_Interface]]) -> list[_Node]:
     nodes: dict[str, _Node] = {}
     for row in rows:
         node = _read_smd_component(row, interfaces) or _read_boot_service_node(row) or _read_nodes_file_entry(row)
@@ -318,11 +329,12 @@ def _list_nodes(rows: list[dict[str, Any]]) -> list[_Node]:
 def _read_smd_component(row: Mapping[str, Any], interfaces: Mapping[str, list[_Interface]]) -> _Node | None:
     """Read a Component of State Management, whose EthernetInterfaces are separate rows."""
     name = as_text(row.get("ID"))
-    if name is None or "NID" not in row:
+    # the NID is optional; an EthernetInterface contains the type of its component
+    if name is None or "MACAddress" in row or ("NID" not in row and row.get("Type") != "Node"):
         return None
     return _Node(
         name=name,
-        nid=_as_int(row["NID"]),
+        nid=_as_int(row.get("NID")),
         interfaces=tuple(interfaces.get(name, ())),
         role=as_text(row.get("Role")),
         subrole=as_text(row.get("SubRole")),
@@ -383,16 +395,16 @@ def _is_node_name(host: str) -> bool:
     return host not in ("Default", "Global", *_ROLES) and not host.startswith("Unknown-") and not _PATTERN.search(host)
 
 
-def _list_other_nodes(configs: list[_Config], nodes: list[_Node]) -> list[_Node]:
+def _list_other_nodes(
+    configs: list[_Config], nodes: list[_Node], interfaces: Mapping[str, list[_Interface]]
+) -> list[_Node]:
     """Return the nodes whose names only boot parameters contain."""
     names = {name for node in nodes for name in (node.name, node.hostname, node.role, *node.groups) if name}
-    macs = {mac for node in nodes for mac in node.macs}
     nids = {node.nid for node in nodes}
-    others: dict[str, _Node] = {}
+    hosts = {host for config in configs for host in config.hosts if host not in names and _is_node_name(host)}
+    others = {host: _Node(name=host, interfaces=tuple(interfaces.get(host, ()))) for host in sorted(hosts)}
+    macs = {mac for node in (*nodes, *others.values()) for mac in node.macs}
     for config in configs:
-        for host in config.hosts:
-            if host not in names and _is_node_name(host):
-                others.setdefault(host, _Node(name=host))
         for mac in config.macs - macs:
             text = mac.replace("-", ":")
             others.setdefault(text, _Node(name=text, interfaces=((text, ()),)))

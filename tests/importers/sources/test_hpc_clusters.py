@@ -36,6 +36,31 @@ def test_finding_p11_the_address_of_a_node_is_that_of_its_own_name(
     assert any(addresses) or any("the address 10.0.0.13 was left out, because no interface" in text for text in texts)
 
 
+def test_xcat_reads_a_value_without_its_quotes() -> None:
+    text = f'web01:\n    objtype=node\n    mac="{A}"\n    bmc = "10.9.0.13"\n    mgt="ipmi"\n    serial=" 4J8VM72 "\n'
+    (machine,) = read_xcat({"x": text}).machines
+    assert machine.bmc is not None
+    assert ([nic.mac for nic in machine.nics], machine.bmc.address, machine.serial) == (
+        [A.replace(":", "-")],
+        "ipmi://10.9.0.13",
+        "4J8VM72",
+    )
+
+
+def test_a_node_of_warewulf_keeps_its_ipv6_address_and_the_port_of_its_bmc() -> None:
+    text = f"""\
+nodeprofiles: {{default: {{ipmi: {{port: "6230"}}}}}}
+nodes:
+  web01:
+    profiles: [default]
+    ipmi: {{ipaddr: "fd00::13"}}
+    network devices: {{default: {{hwaddr: "{A}", ipaddr: 10.0.0.13, ipaddr6: "2001:db8::13/64"}}}}
+"""
+    (machine,) = read_warewulf({"nodes.conf": text}).machines
+    assert machine.bmc is not None and machine.bmc.address == "ipmi://[fd00::13]:6230"
+    assert [nic.addresses for nic in machine.nics] == [("10.0.0.13", "2001:db8::13/64")]
+
+
 @pytest.mark.parametrize("arch", ["ppc64le", "s390x", "ppc64"])
 def test_finding_p11_another_architecture_never_becomes_x86_64(arch: str) -> None:
     fleet = render_fleet(read_xcat({"x": xcat(A, arch)}), ExtraData())

@@ -94,6 +94,20 @@ def test_finding_i2_each_node_of_state_management_is_imported_also_without_param
     assert all(any("the boot" in each.text for each in machine.remarks) for machine in inventory.machines)
 
 
+@pytest.mark.parametrize(
+    "components", [[{"ID": "x0c0s0b0n0", "Type": "Node"}, {"ID": "x0c0s0b0", "Type": "NodeBMC"}], []]
+)
+def test_a_node_without_a_number_or_a_component_keeps_its_interfaces(components: list[dict[str, str]]) -> None:
+    interface = {"ID": "525400123456", "MACAddress": MAC, "ComponentID": "x0c0s0b0n0", "Type": "Node"}
+    files = {
+        "p.json": [{"hosts": ["x0c0s0b0n0"], "macs": [MAC], "kernel": KERNEL}],
+        "s.json": {"Components": components},
+        "i.json": [interface],
+    }
+    (machine,) = read_openchami({name: json.dumps(document) for name, document in files.items()}).machines
+    assert (machine.name, [nic.mac for nic in machine.nics]) == ("x0c0s0b0n0", [MAC.replace(":", "-")])
+
+
 def test_parameters_for_a_role_come_after_those_of_a_node_and_before_the_default() -> None:
     """The hosts of BSS may be roles. Those of boot-service may not."""
     parameters = [{"hosts": [host], "kernel": f"{KERNEL}-{host}"} for host in ("Default", "Compute", "b")]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gitboot.importers.inventory import ImportedInventory
+from gitboot.importers.fleet_files import render_fleet
+from gitboot.importers.inventory import ExtraData, ImportedInventory
 from gitboot.importers.sources.ironic import read_ironic
 from gitboot.model.server import Firmware
 from tests.importers.test_fleet_files import INITRD, KERNEL, UUID
@@ -65,3 +66,10 @@ def test_the_arguments_of_a_node_come_from_the_instance_or_from_the_driver(
     (boot,) = read_node(instance_info=info, driver_info={"kernel_append_params": of_driver}).boots
     assert boot.arguments == arguments
     assert is_complete is not any("in Ironic's configuration was left out" in each.text for each in boot.remarks)
+
+
+def test_a_system_without_a_path_is_in_the_report() -> None:
+    info = {"redfish_address": "10.9.0.13", "redfish_system_id": "web01"}
+    fleet = render_fleet(read_node(driver_info=info), ExtraData())
+    (item,) = fleet.items
+    assert any("the BMC's system web01 was left out" in each.text for each in item.remarks)
