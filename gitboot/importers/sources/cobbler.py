@@ -188,6 +188,11 @@ def _read_boot(name: str, profiles: _Objects, distros: _Objects) -> ImportedBoot
                 ),
             ),
             *argument_remarks,
+            *(
+                remark_lost(f"the kernel option {option} was left out: add the file to the initrds of the BootImage")
+                for option in options
+                if option.startswith("initrd=")
+            ),
         ),
     )
 
@@ -366,7 +371,11 @@ def _read_bmc(system: Mapping[str, Any]) -> tuple[ImportedBmc | None, tuple[Impo
         )
     elif "://" not in address:
         address = f"redfish://{address}"
-    bmc, remarks = parse_bmc(address, f"{build_document_name(str(system['name']))}-bmc")
+    bmc, remarks = parse_bmc(
+        address,
+        f"{build_document_name(str(system['name']))}-bmc",
+        system=as_text(power.get("id") or system.get("power_id")),
+    )
     return bmc, (
         *remarks,
         *remark_if(

@@ -193,6 +193,28 @@ def test_finding_p11_a_console_of_a_system_replaces_that_of_its_profile(
     assert merge_arguments((boot.arguments, own)).arguments == merged
 
 
+@pytest.mark.parametrize(
+    "power",
+    [
+        {"power_type": "redfish", "power_address": "10.9.0.13", "power_id": "/redfish/v1/Systems/2"},
+        {"power": {"type": "redfish", "address": "10.9.0.13", "id": "/redfish/v1/Systems/2"}},
+    ],
+)
+def test_the_power_id_of_a_system_is_the_system_of_its_bmc(power: dict[str, Any]) -> None:
+    (machine,) = _collections([], **power).machines
+    assert machine.bmc is not None
+    assert (machine.bmc.address, machine.bmc.system) == ("https://10.9.0.13", "/redfish/v1/Systems/2")
+
+
+def test_an_initrd_in_the_kernel_options_is_in_the_report() -> None:
+    files = {
+        "distros/d.json": {"name": "d", "kernel_options": {"initrd": "/images/extra.img"}},
+        "profiles/p.json": {"name": "p", "distro": "d"},
+    }
+    (boot,) = read_cobbler({path: json.dumps(each) for path, each in files.items()}).boots
+    assert any("initrd=/images/extra.img was left out" in each.text for each in boot.remarks)
+
+
 def test_finding_i4_interfaces_of_cobbler_4_go_to_their_system_and_those_of_a_bond_have_its_address() -> None:
     plain = {"system_uid": "3", "interface_type": "bond_slave", "interface_master": "bond0"}
     inventory = _collections(
