@@ -58,7 +58,11 @@ def read_matchbox(files: Texts) -> ImportedInventory:
     }
     return _build_inventory(
         groups=[{"id": path, **as_mapping(group)} for path, group in parse_json_files(folders["groups"])],
-        profiles=[as_mapping(profile) for _, profile in parse_json_files(folders["profiles"])],
+        # matchbox finds a profile by the name of its file (storage/filestore.go, ProfileGet)
+        profiles=[
+            {**as_mapping(profile), "id": path.rpartition("/")[2].removesuffix(".json")}
+            for path, profile in parse_json_files(folders["profiles"])
+        ],
         templates={path.rpartition("ignition/")[2]: text for path, text in folders["ignition"].items()},
     )
 
@@ -99,7 +103,8 @@ def _list_resources(state: Any) -> Iterator[tuple[str | None, dict[str, Any]]]:
     for resource in as_mappings(get_nested(state, "resources")):
         if resource.get("mode") != "data":
             for instance in as_mappings(resource.get("instances")):
-                yield as_text(resource.get("type")), as_mapping(instance.get("attributes"))
+                if not instance.get("deposed"):  # Terraform has already replaced a deposed instance
+                    yield as_text(resource.get("type")), as_mapping(instance.get("attributes"))
     modules = [get_nested(state, "values", "root_module")]
     while modules:  # the output of `terraform show -json` contains nested modules
         module = modules.pop(0)

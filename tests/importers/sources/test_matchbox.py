@@ -85,6 +85,32 @@ def test_each_other_group_of_a_machine_has_its_reason(selector: dict[str, str], 
     assert any(f"group b was left out, {reason}" in each.text for each in machine.remarks), machine.remarks
 
 
+def test_a_profile_has_the_name_of_its_file() -> None:
+    """A copy of a profile often keeps the ID of the original."""
+    files = {
+        "groups/web01.json": json.dumps({"id": "web01", "profile": "new", "selector": {"mac": MAC}}),
+        "profiles/install.json": json.dumps(PROFILES[0]),
+        "profiles/new.json": json.dumps({**PROFILES[0], "boot": {"kernel": f"{KERNEL}-new"}}),
+    }
+    inventory = read_matchbox(files)
+    assert {boot.name: boot.kernel for boot in inventory.boots} == {
+        "install": f"{KERNEL}-install",
+        "new": f"{KERNEL}-new",
+    }
+    assert [machine.boot for machine in inventory.machines] == ["new"]
+
+
+def test_a_deposed_instance_of_terraform_is_not_imported() -> None:
+    group = {"name": "web01", "profile": "disk", "selector": {"mac": MAC}}
+    instances = [
+        {"deposed": "3c2f1ab0", "attributes": {**group, "profile": "install"}},
+        {"attributes": group},
+    ]
+    resource = {"mode": "managed", "type": "matchbox_group", "name": "web01", "instances": instances}
+    inventory = read_terraform({"terraform.tfstate": json.dumps({"version": 4, "resources": [resource]})})
+    assert [(each.name, each.boot, len(each.remarks)) for each in inventory.machines] == [("web01", "disk", 1)]
+
+
 def test_the_group_of_another_interface_has_its_reason() -> None:
     groups = [
         {"id": "a", "profile": "disk", "selector": {"mac": MAC, "uuid": UUID}},
