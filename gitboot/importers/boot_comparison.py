@@ -214,7 +214,7 @@ def _format_size(text: str | None) -> str:
 # README; Cobbler 3.3 and 4, services; Ironic, boot.ipxe; boot-operator, server/bootserver.go; MAAS 3,
 # provisioningserver/boot/ipxe.py (port 5248 of a rack); Foreman 3, unattended_controller.rb.
 SCRIPT_PATHS: Final[Mapping[str, str]] = {
-    "matchbox": "ipxe?uuid={uuid}&mac={hexhyp}&serial={serial}",
+    "matchbox": "ipxe?uuid={uuid}&mac={hexhyp}&serial={serial}&arch={buildarch}",
     "openchami": "boot/v1/bootscript?mac={mac}",
     "tinkerbell": "{mac}/auto.ipxe",
     "cobbler": "cblr/svc/op/ipxe/system/{name}",
@@ -259,6 +259,7 @@ class ComparedMachine(Struct, frozen=True, kw_only=True):
         urls = []
         for mac in self.macs or ("",):
             values = {"name": self.name, "uuid": self.uuid, "serial": self.serial, "mac": mac}
+            values |= list_platform_variables(self.architecture, self.firmware)
             quoted = {key: quote(value, safe=":-") for key, value in values.items()}
             path = paths[system].format(**quoted, hexhyp=quoted["mac"].replace(":", "-"))
             urls.append(f"{old.rstrip('/')}/{path}")

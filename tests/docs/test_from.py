@@ -36,7 +36,7 @@ HEXHYP = MAC.replace(":", "-")
 # The request to the old system, and its response: the arguments are those of its source.
 OLD_RESPONSES = {
     "matchbox": (
-        f"/ipxe?uuid={UUID}&mac={HEXHYP}&serial=",
+        f"/ipxe?uuid={UUID}&mac={HEXHYP}&serial=&arch=x86_64",
         "me=${hostname} kept={{braces}} ignition.config.url=URL/data",
     ),
     "cobbler": ("/cblr/svc/op/ipxe/system/web01", "quiet console=tty0 console=ttyS0"),

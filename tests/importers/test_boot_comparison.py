@@ -56,7 +56,7 @@ spec:
 """,
 }
 IGNITION = '{"ignition": {"version": "3.3.0"}}'
-ASK = f"/ipxe?uuid={UUID}&mac=52-54-00-12-34-56&serial="
+ASK = f"/ipxe?uuid={UUID}&mac=52-54-00-12-34-56&serial=&arch=x86_64"
 SCRIPT = """\
 #!ipxe
 set data {url}/ignition?uuid=${{uuid}}
@@ -369,7 +369,7 @@ def test_a_script_is_parsed_as_ipxe_does(
 @for_each(
     ("shape", "url"),
     [
-        ("matchbox", f"ipxe?uuid={UUID}&mac=52-54-00-12-34-56&serial=4J8VM72"),
+        ("matchbox", f"ipxe?uuid={UUID}&mac=52-54-00-12-34-56&serial=4J8VM72&arch=x86_64"),
         ("openchami", f"boot/v1/bootscript?mac={MAC}"),
         ("tinkerbell", f"{MAC}/auto.ipxe"),
         ("cobbler", "cblr/svc/op/ipxe/system/web01"),

@@ -45,6 +45,11 @@ from gitboot.model.scalars import (
 from gitboot.resolve.secret_scan import find_secrets
 
 _IDENTITIES: Final = ("mac", "uuid", "serial")
+_DESCRIPTIONS: Final = (
+    "arch",
+    "domain",
+    "hostname",
+)  # further labels that matchbox's first script sends (http/ipxe.go)
 # arguments with which the live system itself reads the user data
 _FIRST_BOOT_ARGUMENTS: Final = ("ignition.config.url=", "coreos.config.url=", "flatcar.config.url=")
 _Group = dict[str, Any]
@@ -258,9 +263,11 @@ def _explain_unused_group(group: _Group, used_group: _Group) -> str:
     return f"matchbox uses group {_get_name(used_group)} first ({profile})"
 
 
-def _format_other_selectors(group: Mapping[str, Any]) -> str:
-    selectors = sorted(as_mapping(get_nested(group, "selector")).items())
-    return ", ".join(f"{key}={value}" for key, value in selectors if key not in _IDENTITIES)
+def _format_other_selectors(group: _Group) -> str:
+    """Return the selectors that do not identify or describe a machine, such as os=installed."""
+    known = (*_IDENTITIES, *_DESCRIPTIONS) if _list_identities(group) else _IDENTITIES
+    selectors = sorted(as_mapping(group.get("selector")).items())
+    return ", ".join(f"{key}={value}" for key, value in selectors if key not in known)
 
 
 def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, str], list[ImportRemark]]:

@@ -56,6 +56,11 @@ def read_state(*groups: dict[str, Any]) -> ImportedInventory:
             [{"id": "web01", "profile": "install", "selector": {"mac": MAC}}, DEFAULT, INSTALLED | {"id": "z"}],
             "install",
         ),
+        # iPXE also sends the architecture, the domain and the host name
+        (
+            [{"id": "a", "profile": "disk", "selector": {"mac": MAC, "arch": "x86_64", "hostname": "a"}}, DEFAULT],
+            "disk",
+        ),
     ],
 )
 def test_finding_i2_a_machine_boots_the_group_that_matchbox_uses_first(
