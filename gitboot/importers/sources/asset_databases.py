@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from msgspec import structs
@@ -54,13 +55,33 @@ def _parse_source_files(files: Texts) -> list[tuple[str, Any]]:
     return list(parse_json_files(files))
 
 
+_KEYS_OF_LISTS: Final = frozenset({"device_type", "mac_address", "address", "mac", "path", "family"})
+
+
+def _remark_missing_pages(documents: Iterable[tuple[str, Any]]) -> Iterator[ImportRemark]:
+    """Yield a remark for each list of which the source does not contain all pages."""
+    paths, row_counts = dict[tuple[int, frozenset[str]], str](), Counter[tuple[int, frozenset[str]]]()
+    for path, document in documents:
+        total = get_nested(document, "subtotal") or get_nested(document, "count")  # Foreman, NetBox
+        rows = as_mappings(get_nested(document, "results"))
+        if isinstance(total, int) and rows:
+            pages = total, _KEYS_OF_LISTS.intersection(rows[0])
+            row_counts[pages] += len(rows)
+            paths.setdefault(pages, path)
+    for (total, keys), row_count in row_counts.items():
+        if row_count < total:
+            yield remark_missing(
+                f"{paths[total, keys]} contains only {row_count:,} of {total:,} objects: export the whole list"
+            )
+
+
 # NetBox and Nautobot
 
 
 def read_netbox(files: Texts) -> ImportedInventory:
     """Read the responses of ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``."""
-    documents = [document for _, document in _parse_source_files(files)]
-    lists = (each if isinstance(each, list) else get_nested(each, "results") for each in documents)
+    documents = _parse_source_files(files)
+    lists = (each if isinstance(each, list) else get_nested(each, "results") for _, each in documents)
     rows = [row for items in lists for row in as_mappings(items)]
     interfaces = merge_rows(
         (row for row in rows if get_nested(row, "device", "id") is not None and "mac_address" in row), "id"
@@ -85,6 +106,7 @@ def read_netbox(files: Texts) -> ImportedInventory:
     return ImportedInventory(
         machines=tuple(sorted(machines, key=lambda machine: machine.name)),
         remarks=(
+            *_remark_missing_pages(documents),
             *(
                 remark_lost(
                     f"device {as_text(device.get('display')) or as_text(device.get('id'))} was left out, because it "
@@ -361,7 +383,8 @@ def read_foreman(files: Texts) -> ImportedInventory:
     installation medium.
     """
     rows, facts = list[dict[str, Any]](), dict[str, _Row]()
-    for _, document in _parse_source_files(files):
+    documents = _parse_source_files(files)
+    for _, document in documents:
         results = get_nested(document, "results")
         if isinstance(results, dict):  # from /api/v2/hosts/NAME/facts
             facts |= {str(name): as_mapping(host_facts) for name, host_facts in results.items()}
@@ -384,7 +407,11 @@ def read_foreman(files: Texts) -> ImportedInventory:
         if boot is not None:
             boots[boot.name] = boot
         machines.append(_read_foreman_host(name, host, facts.get(name, {}), boot, reasons))
-    return ImportedInventory(machines=tuple(machines), boots=tuple(boot for _, boot in sorted(boots.items())))
+    return ImportedInventory(
+        machines=tuple(machines),
+        boots=tuple(boot for _, boot in sorted(boots.items())),
+        remarks=tuple(_remark_missing_pages(documents)),
+    )
 
 
 def _read_foreman_host(

@@ -38,7 +38,8 @@ def read_ironic(files: Texts) -> ImportedInventory:
 
     A port is an item with an address, and a node is an item with a driver or a provisioning state.
     """
-    rows = [row for _, document in parse_json_files(files) for row in _list_rows(document)]
+    documents = list(parse_json_files(files))
+    rows = [row for _, document in documents for row in _list_rows(document)]
     ports = merge_rows((row for row in rows if "address" in row), "uuid")
     nodes = merge_rows(
         (row for row in rows if row.keys() & {"driver", "provisioning_state", "provision_state"}), "uuid"
@@ -50,13 +51,22 @@ def read_ironic(files: Texts) -> ImportedInventory:
     return ImportedInventory(
         machines=tuple(sorted(machines, key=lambda machine: machine.name)),
         boots=tuple(boot for _, boot in sorted(boots.items())),
-        remarks=tuple(
-            remark_lost(
-                f"port {as_text(port['address'])} was left out, because its node {as_text(port.get('node_uuid'))} is "
-                "not in the source"
-            )
-            for port in ports
-            if str(port.get("node_uuid")) not in known
+        remarks=(
+            *(
+                remark_missing(f"the source contains only some of the {key}: export them without a limit")
+                for key in ("nodes", "ports")
+                # only the last page of a list has no link to the next page
+                if (pages := [each for _, each in documents if get_nested(each, key)])
+                and all(get_nested(page, "next") for page in pages)
+            ),
+            *(
+                remark_lost(
+                    f"port {as_text(port['address'])} was left out, because its node "
+                    f"{as_text(port.get('node_uuid'))} is not in the source"
+                )
+                for port in ports
+                if str(port.get("node_uuid")) not in known
+            ),
         ),
     )
 

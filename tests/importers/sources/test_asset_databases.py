@@ -215,6 +215,21 @@ def test_each_address_of_a_device_of_netbox_is_on_an_interface_or_in_the_report(
 
 
 @pytest.mark.parametrize(
+    ("read", "total", "row"),
+    [
+        (read_netbox, "count", {"name": "web01", "device_type": {"id": 1}}),
+        (read_foreman, "subtotal", {"name": "web01", "mac": A}),
+    ],
+)
+def test_a_list_without_all_its_pages_is_in_the_report(read: Any, total: str, row: dict[str, Any]) -> None:
+    """NetBox returns 50 objects, and Foreman returns 20 hosts, unless the request contains a limit."""
+    pages = [{total: 5, "results": [{"id": f"{page}{at}", **row} for at in range(2)]} for page in range(3)]
+    for kept, text in ((1, "0.json contains only 2 of 5 objects: export the whole list"), (3, None)):
+        files = {f"{at}.json": json.dumps(page) for at, page in enumerate(pages[:kept])}
+        assert [each.text for each in read(files).remarks] == ([text] if text else [])
+
+
+@pytest.mark.parametrize(
     ("device", "interface"),
     [
         ({"oob_ip": {"id": 3, "address": "10.9.0.13/24"}}, {}),

@@ -73,3 +73,13 @@ def test_a_system_without_a_path_is_in_the_report() -> None:
     fleet = render_fleet(read_node(driver_info=info), ExtraData())
     (item,) = fleet.items
     assert any("the BMC's system web01 was left out" in each.text for each in item.remarks)
+
+
+def test_nodes_without_the_last_page_are_in_the_report() -> None:
+    node = {"uuid": UUID, "name": "web01", "driver": "redfish", "provision_state": "available"}
+    first = {"nodes": [node], "next": "https://ironic.example.net/v1/nodes?marker=a"}
+    pages = {"1.json": json.dumps(first), "2.json": json.dumps({"nodes": [{**node, "name": "web02", "uuid": "b"}]})}
+    assert read_ironic(pages).remarks == ()
+    del pages["2.json"]
+    (remark,) = read_ironic(pages).remarks
+    assert remark.text == "the source contains only some of the nodes: export them without a limit"
