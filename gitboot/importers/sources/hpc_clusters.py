@@ -148,9 +148,30 @@ def read_warewulf(files: Texts) -> ImportedInventory:
     )
 
 
+def _list_warewulf_profiles(names: object, profiles: Mapping[str, Any], visited: set[str]) -> list[str]:
+    """Return the names of profiles after those of their own profiles. ~NAME means that NAME does not apply.
+
+    A later profile overrides an earlier one (Warewulf, node/mergo.go).
+    """
+    expanded = list[str]()
+    for name in _as_texts(names):
+        if not name.startswith("~") and name not in visited:
+            visited.add(name)
+            expanded += _list_warewulf_profiles(get_nested(profiles, name, "profiles"), profiles, visited)
+        expanded.append(name)
+    return expanded
+
+
 def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[str, Any]) -> ImportedMachine:
+    names = _list_warewulf_profiles(node.get("profiles"), profiles, set())
+    # the node, then its profiles, of which the last one comes first
+    settings = [node, *(as_mapping(profiles.get(each)) for each in reversed(names) if f"~{each}" not in names)]
+    devices = dict[str, dict[str, Any]]()
+    for each in settings:
+        for key, device in as_mapping(each.get("network devices")).items():
+            devices[key] = {**as_mapping(device), **devices.get(key, {})}
     reader = NicCollector()
-    for key, device in sorted(as_mapping(get_nested(node, "network devices")).items()):
+    for key, device in sorted(devices.items()):
         reader.add(
             as_text(get_nested(device, "hwaddr")),
             f"network device {key}:",
@@ -160,10 +181,9 @@ def _read_warewulf_node(name: str, node: Mapping[str, Any], profiles: Mapping[st
                 *list_address(get_nested(device, "ipaddr6")),
             ),
         )
-    settings = [node, *(as_mapping(get_nested(profiles, each)) for each in as_list(node.get("profiles")))]
 
     def find_setting(*keys: str) -> str | None:
-        """Return the value in the node, or in the first profile that has this setting."""
+        """Return the value in the node, or in the last profile that has this setting."""
         return next(filter(None, (as_text(get_nested(each, *keys)) for each in settings)), None)
 
     images = {

@@ -196,7 +196,8 @@ def _read_hardware(name: str, hardware: Object, objects: Objects) -> _MachineAnd
                 *reader.remarks,
                 *bmc_remarks,
                 *remark_if(
-                    get_nested(spec, "bmcRef", "name") and not machine,
+                    # the kind Machine of Cluster API has no connection
+                    get_nested(spec, "bmcRef", "name") and not machine.get("connection"),
                     remark_lost(
                         "the BMC was not imported, because Machine "
                         f"{get_nested(spec, 'bmcRef', 'name')} is not in the source"

@@ -61,6 +61,31 @@ nodes:
     assert [nic.addresses for nic in machine.nics] == [("10.0.0.13", "2001:db8::13/64")]
 
 
+@pytest.mark.parametrize(
+    ("names", "port"),
+    [("[a]", "1"), ("[a, b]", "2"), ("[b, a]", "1"), ("[nested]", "2"), ("[a, b, not-b]", "1"), ("[loop]", "1")],
+)
+def test_the_last_profile_of_a_node_of_warewulf_counts(names: str, port: str) -> None:
+    """The profiles of a profile come before it, and ~b removes the profile b."""
+    text = f"""\
+nodeprofiles:
+  a: {{ipmi: {{port: "1"}}, network devices: {{default: {{netmask: 255.255.0.0, device: eno1}}}}}}
+  b: {{ipmi: {{port: "2"}}}}
+  nested: {{profiles: [a, b]}}
+  not-b: {{profiles: ["~b"]}}
+  loop: {{profiles: [loop, a]}}
+nodes:
+  web01:
+    profiles: {names}
+    ipmi: {{ipaddr: 10.9.0.13}}
+    network devices: {{default: {{hwaddr: "{A}", ipaddr: 10.0.0.13}}}}
+"""
+    (machine,) = read_warewulf({"nodes.conf": text}).machines
+    assert machine.bmc is not None and machine.bmc.address == f"ipmi://10.9.0.13:{port}"
+    (nic,) = machine.nics
+    assert (nic.name, nic.addresses) == ("eno1", ("10.0.0.13/16",))
+
+
 @pytest.mark.parametrize("arch", ["ppc64le", "s390x", "ppc64"])
 def test_finding_p11_another_architecture_never_becomes_x86_64(arch: str) -> None:
     fleet = render_fleet(read_xcat({"x": xcat(A, arch)}), ExtraData())

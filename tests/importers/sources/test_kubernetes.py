@@ -160,6 +160,11 @@ def test_a_condition_in_a_script_of_tinkerbell_is_that_of_the_machine(version: s
             "01:00:5e:00:00:01 was left out, because the value is a multicast address, which cannot belong to an "
             "interface",
         ),
+        (
+            "kind: Hardware\nmetadata: {name: a}\nspec: {bmcRef: {name: a}}\n---\n"
+            "apiVersion: cluster.x-k8s.io/v1beta1\nkind: Machine\nmetadata: {name: a}\nspec: {clusterName: c}\n",
+            "the BMC was not imported, because Machine a is not in the source",
+        ),
         ("kind: Workflow\nmetadata: {name: w}\n", "the import does not read objects of kind Workflow: w"),
         (
             # As in Metal3's config/samples/metal3.io_v1alpha1_baremetalhost.yaml.
