@@ -13,9 +13,15 @@ from urllib.parse import quote, urljoin
 
 from msgspec import Struct
 
-from gitboot.importers.inventory import as_text, get_nested, is_secret, split_url_or_none
+from gitboot.importers.inventory import as_text, get_nested, is_secret, split_kernel_arguments, split_url_or_none
 from gitboot.model.server import Architecture, Firmware
-from gitboot.quoting import BOOT_NIC_BOOTIF, BOOT_NIC_MAC, has_boot_nic_placeholder
+from gitboot.quoting import (
+    BOOT_NIC_BOOTIF,
+    BOOT_NIC_MAC,
+    QuotingError,
+    has_boot_nic_placeholder,
+    quote_kernel_argument,
+)
 from gitboot.resolve.server_decision import Boot, BootFile
 
 # Kernel arguments that contain the URL of the user data.
@@ -129,7 +135,8 @@ def compare_boots(
 def _compare_arguments(
     old: tuple[str, ...], new: tuple[str, ...], macs: Collection[str]
 ) -> Iterator[tuple[str, str, str]]:
-    old_arguments, new_arguments = _list_comparable_arguments(old), _list_comparable_arguments(new)
+    old_arguments = _list_comparable_arguments(old)
+    new_arguments = _list_comparable_arguments(tuple(map(_quote_argument, new)))
     # The old system's arguments name the NIC that fetched the script, so values for different boot NICs are equivalent.
     if any(map(has_boot_nic_placeholder, new_arguments)):
         old_arguments = [_generalize_macs(argument, macs) for argument in old_arguments]
@@ -140,6 +147,14 @@ def _compare_arguments(
         yield "arguments", _redact_secrets(*only_old.elements()), _redact_secrets(*only_new.elements())
     elif old_arguments != new_arguments:
         yield "order of arguments", _redact_secrets(*old_arguments), _redact_secrets(*new_arguments)
+
+
+def _quote_argument(argument: str) -> str:
+    """Return an argument as the kernel receives it, or unchanged if the kernel cannot receive it."""
+    try:
+        return quote_kernel_argument(argument)
+    except QuotingError:
+        return argument
 
 
 def list_moved_files(old: OldBoot, new: Boot, *, old_url: str, base_url: str) -> Iterator[str]:
@@ -289,9 +304,9 @@ def parse_boot_script(script: str, url: str, variables: Mapping[str, str]) -> Ol
     fails = False
     for command, words in _list_commands(script, dict(variables)):
         if command in ("kernel", "imgselect", "imgload") and kernel is None and words:
-            kernel, *arguments = words
+            kernel, arguments = words[0], split_kernel_arguments(*words[1:])
         elif command == "imgargs" and kernel is not None:
-            arguments = words[1:]
+            arguments = split_kernel_arguments(*words[1:])
         elif command in ("initrd", "module", "imgfetch"):
             initrds += [word for word in words if "/" in word]
         elif command == "boot" and kernel is not None:

@@ -240,6 +240,14 @@ def split_words(text: str) -> list[str]:
         return text.split()
 
 
+_KERNEL_ARGUMENT: Final = re.compile(r'(?:"[^"]*"?|[^\s"])+')
+
+
+def split_kernel_arguments(*texts: str) -> list[str]:
+    """Split a kernel command line at spaces outside double quotes, as Linux does (lib/cmdline.c, ``next_arg``)."""
+    return _KERNEL_ARGUMENT.findall(" ".join(texts))
+
+
 # Identities and hardware
 
 

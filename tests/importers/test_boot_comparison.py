@@ -120,6 +120,17 @@ def test_finding_p12_the_boot_nic_is_compared_however_it_is_named(
     assert compare(fleet, old_server, code)["verdict"] == ("differs" if code else "equal")
 
 
+@pytest.mark.parametrize("ours", ["dyndbg=file x +p", 'dyndbg="file x +p"'])
+def test_a_value_with_spaces_is_one_argument(fleet: Path, old_server: ArtifactServer, ours: str) -> None:
+    profile = fleet / "profile.yaml"
+    profile.write_text(profile.read_text().replace("console=ttyS0", f"'{ours}'"))
+    serve_old(old_server, 'dyndbg="file x +p"')
+    assert compare(fleet, old_server, 0)["verdict"] == "equal"
+    serve_old(old_server, 'dyndbg="file y +p"')
+    (difference,) = compare(fleet, old_server, 2)["differences"]
+    assert (difference["old"], difference["gitboot"]) == ('dyndbg="file y +p"', 'dyndbg="file x +p"')
+
+
 def test_a_difference_is_shown_with_both_values_and_the_exit_code_is_2(fleet: Path, old_server: ArtifactServer) -> None:
     serve_old(old_server, "console=ttyS1", '{"ignition": {"version": "3.3.0"}, "systemd": {}}')
     item = compare(fleet, old_server, 2)

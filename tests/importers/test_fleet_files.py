@@ -801,6 +801,29 @@ def test_the_node_number_of_ironic_is_not_used_as_the_uuid_of_the_board(tmp_path
     assert "missing: the source does not contain the UUID" in (fleet / "pending" / "servers" / "web01.yaml").read_text()
 
 
+def _add_arguments(system: str, text: str) -> dict[str, str]:
+    """Return the source of a system with a kernel command line, whose quotes may be inside JSON or YAML."""
+    quoted = _json(text)[1:-1]
+    old, new = {
+        "matchbox": ('"initrd=main", ', f'"initrd=main", "{quoted}", '),
+        "terraform": ('"quiet", ', f'"{quoted}", '),
+        "tinkerbell": ("initrd: initrd.img}", f"initrd: initrd.img, kernelParams: [{_json(text)}]}}"),
+        "openchami": ('"params": "', f'"params": "{quoted} '),
+        "ironic": ('"kernel_append_params": "', f'"kernel_append_params": "{quoted} '),
+    }[system]
+    files = {name: each.replace(old, new) for name, each in SOURCES[system].items()}
+    assert files != SOURCES[system]
+    return files
+
+
+@pytest.mark.parametrize("system", ["matchbox", "terraform", "tinkerbell", "openchami", "ironic"])
+def test_a_kernel_command_line_is_split_as_linux_does(system: str) -> None:
+    files = _add_arguments(system, 'a=1 dyndbg="file x +p" console=tty0  console=ttyS0')
+    boots = SYSTEMS[system].read_inventory({f"source/{name}": text for name, text in files.items()}).boots
+    words = ("a=1", 'dyndbg="file x +p"', "console=tty0", "console=ttyS0")
+    assert any(boot.arguments[: len(words)] == words for boot in boots), boots
+
+
 def test_arguments_of_ipxe_become_templates_and_others_stay_unchanged(tmp_path: Path) -> None:
     fleet = run_import(tmp_path, "matchbox", *make_known_options(tmp_path))
     server = fleet / "servers" / "web01.yaml"

@@ -39,6 +39,7 @@ from gitboot.importers.inventory import (
     remark_kept,
     remark_lost,
     remark_missing,
+    split_kernel_arguments,
     translate_arguments,
 )
 from gitboot.model.scalars import build_document_name
@@ -427,7 +428,7 @@ def _read_foreman_host(
         firmware = Firmware.BIOS
     parameters = [row for key in ("parameters", "all_parameters") for row in as_mappings(host.get(key))]
     values = {str(row.get("name")): as_text(row.get("value")) for row in parameters}
-    arguments, argument_remarks = translate_arguments((values.get("kernelcmd") or "").split())
+    arguments, argument_remarks = translate_arguments(split_kernel_arguments(values.get("kernelcmd") or ""))
     return ImportedMachine(
         name=name,
         uuid=uuid,

@@ -38,6 +38,7 @@ from gitboot.importers.inventory import (
     remark_lost,
     remark_missing,
     remove_secrets,
+    split_kernel_arguments,
     translate_arguments,
 )
 from gitboot.model.scalars import MacAddress, build_document_name
@@ -79,7 +80,7 @@ def _read_node(name: str, node: Mapping[str, str]) -> ImportedMachine:
     host = node.get("bmc")
     uses_ipmi = host is not None and node.get("mgt") == "ipmi"
     bmc, bmc_remarks = parse_bmc(f"ipmi://{host}" if uses_ipmi else None, f"{build_document_name(name)}-bmc")
-    arguments, argument_remarks = remove_secrets(node.get("addkcmdline", "").split())
+    arguments, argument_remarks = remove_secrets(split_kernel_arguments(node.get("addkcmdline", "")))
     uuid, uuid_remarks = read_uuid(node.get("uuid"))
     return ImportedMachine(
         name=name,
@@ -497,7 +498,7 @@ def _read_boot(row: Mapping[str, Any]) -> ImportedBoot:
     The name of the boot contains a digest of the row, so that equal rows share one boot.
     """
     kernel, initrd, params = (as_text(row.get(key)) for key in ("kernel", "initrd", "params"))
-    arguments, remarks = translate_arguments((params or "").split())
+    arguments, remarks = translate_arguments(split_kernel_arguments(params or ""))
     has_data = get_nested(row, "cloud-init", "user-data") or get_nested(row, "cloud-init", "meta-data")
     return ImportedBoot(
         name=_name_boot(row),

@@ -28,6 +28,7 @@ from gitboot.importers.inventory import (
     remark_kept,
     remark_lost,
     remark_missing,
+    split_kernel_arguments,
     translate_arguments,
 )
 from gitboot.model.scalars import build_document_name
@@ -111,7 +112,7 @@ def _read_boot(node: Mapping[str, Any]) -> ImportedBoot | None:
     driver = _parse_mapping(node.get("driver_info"))
     # Ironic uses the first of these (drivers/utils.py, get_kernel_append_params)
     given = [str(text) for each in (info, driver) if (text := each.get("kernel_append_params")) is not None]
-    own = [word for text in given[:1] for word in text.split() if word != "%default%"]
+    own = [word for text in given[:1] for word in split_kernel_arguments(text) if word != "%default%"]
     arguments, remarks = translate_arguments([*added, *own])
     is_url, ramdisk = "://" in kernel, as_text(info.get("ramdisk"))
     return ImportedBoot(

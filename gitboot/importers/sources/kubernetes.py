@@ -38,6 +38,7 @@ from gitboot.importers.inventory import (
     remark_kept,
     remark_lost,
     remark_missing,
+    split_kernel_arguments,
     translate_arguments,
 )
 
@@ -345,8 +346,8 @@ def _find_interface_boot(netboot: Object, osie: Object, variables: Mapping[str, 
         return _ScriptedBoot(None, obstacle=f"the import does not fetch the iPXE script at {url}")
     kernel, initrd = _read_osie_urls(osie)
     if kernel:
-        arguments = tuple(str(argument) for argument in as_list(osie.get("kernelParams")))
-        return _ScriptedBoot(kernel, (initrd,) if initrd else (), arguments)
+        arguments = split_kernel_arguments(*map(str, as_list(osie.get("kernelParams"))))
+        return _ScriptedBoot(kernel, (initrd,) if initrd else (), tuple(arguments))
     if config := as_text(get_nested(netboot, "pxelinux", "config")):
         return _parse_pxelinux(config)
     if iso := as_text(osie.get("isoURL")) or as_text(osie.get("baseURL")):
@@ -379,7 +380,7 @@ def _parse_pxelinux(config: str) -> _ScriptedBoot:
         elif key == "INITRD":
             initrds += rest.split(",")
         elif key == "APPEND":
-            arguments = rest.split()
+            arguments = split_kernel_arguments(rest)
             for argument in arguments:
                 if argument.startswith("initrd="):
                     initrds += argument.removeprefix("initrd=").split(",")

@@ -33,6 +33,7 @@ from gitboot.importers.inventory import (
     remark_kept,
     remark_lost,
     remark_missing,
+    split_kernel_arguments,
     translate_arguments,
 )
 from gitboot.model.scalars import (
@@ -299,7 +300,7 @@ def _read_metadata(metadata: Mapping[str, Any]) -> tuple[dict[str, str], dict[st
 def _read_boot(profile: Mapping[str, Any], templates: Texts) -> ImportedBoot:
     """Convert a profile to a boot. The assets of matchbox become assets of the fleet."""
     boot = as_mapping(get_nested(profile, "boot"))
-    old_arguments = [str(argument) for argument in as_list(boot.get("args"))]
+    old_arguments = split_kernel_arguments(*map(str, as_list(boot.get("args"))))
     data_arguments = [argument for argument in old_arguments if "/ignition?" in argument]
     data, remarks = _read_user_data(profile, templates)
     if data is not None and not all(argument.startswith(_FIRST_BOOT_ARGUMENTS) for argument in data_arguments):
