@@ -474,8 +474,11 @@ def _read_foreman_interfaces(
         label = identifier or as_text(row.get("mac"))
         addresses = tuple(filter(None, (parse_address(row.get("ip")), parse_address(row.get("ip6")))))
         if interface_type == "bmc":
-            bmc, bmc_remarks = _read_foreman_bmc(name, row)
+            found, bmc_remarks = _read_foreman_bmc(name, row)
             remarks += bmc_remarks
+            if found is not None and bmc is not None:  # Foreman uses the first
+                remarks.append(remark_lost(f"the BMC {found.address} was left out, because the host has another BMC"))
+            bmc = bmc or found
         elif interface_type in ("bond", "bridge"):
             bond_addresses |= dict.fromkeys(_list_foreman_devices(row), addresses)
             remarks.append(remark_lost(f"interface {label} was left out, because it is of type {interface_type}"))

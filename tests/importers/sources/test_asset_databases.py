@@ -153,6 +153,14 @@ def test_finding_i4_each_interface_of_a_bond_of_foreman_has_its_address() -> Non
     assert any("the BMC 10.9.0.13 (SSH)" in text for text in texts)
 
 
+def test_the_first_of_two_bmcs_of_foreman_is_imported() -> None:
+    interfaces = [{"type": "bmc", "provider": "IPMI", "ip": f"10.9.0.{at}"} for at in (1, 2)]
+    inventory = read_foreman({"h.json": json.dumps({"name": "web01", "mac": A, "interfaces": interfaces})})
+    (found,) = inventory.machines
+    assert found.bmc is not None and found.bmc.address == "ipmi://10.9.0.1"
+    assert any("the BMC ipmi://10.9.0.2 was left out" in text for text in list_remarks(inventory))
+
+
 def test_finding_p11_netbox_lists_a_device_without_a_name_and_reads_lists_of_mac_addresses() -> None:
     devices = [
         {"id": 1, "name": "web01", "device_type": {}},
