@@ -459,10 +459,10 @@ class Code(StrEnum):
     )
     EXPIRED_AUTHORITY = (
         "GB2027",
-        "The certificate authority for BMCs has expired",
-        "The file in spec.bmc.tls.ca lets gitboot verify the BMC's certificate. If every certificate in the file has "
-        "expired, gitboot rejects the BMC's certificate and does not set the server's boot.",
-        "Add the authority's new certificate to the file.",
+        "The certificate authority for BMCs has expired or is malformed",
+        "The file in spec.bmc.tls.ca lets gitboot verify the BMC's certificate. If a certificate in the file is "
+        "malformed, or if every certificate in the file has expired, gitboot does not set the server's boot.",
+        "Add the authority's new certificate to the file, and remove malformed certificates.",
     )
     KUBELET_LABEL = (
         "GB2028",

@@ -55,7 +55,7 @@ class Certificate:
         self._signatures: tuple[Signature | None, ...] = ()  # the signatures of the two files at the last load
         self._current: ssl.SSLContext | None = None
         self.failure: str | None = None  # why the current files cannot be used
-        # the first expiry date in the certificate chain; None: gitboot has not loaded a certificate
+        # the first expiry date in the chain; None: gitboot has not loaded a certificate, or cannot read the dates
         self.ends: datetime | None = None
         self.context = _build_context(suites)
         self.context.sni_callback = self._select_certificate
@@ -101,7 +101,7 @@ class Certificate:
         public_key = read_public_key(content)
         self._check_key(public_key)
         self._current, self._public_key = context, public_key
-        self.ends = min(read_certificate_expiries(content), default=None)
+        self.ends = min(read_certificate_expiries(content) or (), default=None)
 
     def _load_chain(self) -> ssl.SSLContext:
         """Return a context that uses the two files. Raises `UsageError` if OpenSSL rejects a file."""

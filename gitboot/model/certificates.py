@@ -16,12 +16,12 @@ _UTC_TIME_TAG: Final = 0x17
 _RSA_ENCRYPTION_OID: Final = bytes.fromhex("06092a864886f70d010101")  # the OBJECT IDENTIFIER
 
 
-def read_certificate_expiries(pem: bytes) -> tuple[datetime, ...]:
-    """Return the expiry times of the certificates in a PEM file, in order, or () if a certificate is malformed."""
+def read_certificate_expiries(pem: bytes) -> tuple[datetime, ...] | None:
+    """Return the expiry times of the certificates in a PEM file, in order, or None if a certificate is malformed."""
     try:
-        return tuple(_read_not_after(a2b_base64(found)) for found in _PEM.findall(pem))
+        return tuple(_read_not_after(a2b_base64(match)) for match in _PEM.findall(pem))
     except (ValueError, IndexError):
-        return ()
+        return None
 
 
 def read_public_key(pem: bytes) -> bytes | None:
@@ -29,13 +29,13 @@ def read_public_key(pem: bytes) -> bytes | None:
 
     Return None if there is no certificate, or if the certificate is malformed.
     """
-    if (found := _PEM.search(pem)) is None:
+    if (match := _PEM.search(pem)) is None:
         return None
     try:
-        der = a2b_base64(found[1])
-        subject = _find_end_offset(der, _find_validity(der))
-        public_key = _find_end_offset(der, subject)
-        return der[public_key : _find_end_offset(der, public_key)]
+        der = a2b_base64(match[1])
+        subject_offset = _find_end_offset(der, _find_validity(der))
+        key_offset = _find_end_offset(der, subject_offset)
+        return der[key_offset : _find_end_offset(der, key_offset)]
     except (ValueError, IndexError):
         return None
 
@@ -43,11 +43,14 @@ def read_public_key(pem: bytes) -> bytes | None:
 def is_rsa_key(public_key: bytes) -> bool:
     """Return whether a SubjectPublicKeyInfo (DER) is an RSA key with which TLS can exchange keys (RFC 4055, 1.2).
 
-    Raises IndexError if the key is malformed.
+    The function does not accept RSASSA-PSS keys, because they can only sign. A malformed key is not an RSA key.
     """
-    offset = _find_content_offset(public_key, 0)  # algorithm: OBJECT IDENTIFIER, parameters
-    identifier = _find_content_offset(public_key, offset)
-    return public_key[identifier : _find_end_offset(public_key, identifier)] == _RSA_ENCRYPTION_OID
+    try:
+        algorithm_offset = _find_content_offset(public_key, 0)
+        identifier_offset = _find_content_offset(public_key, algorithm_offset)
+        return public_key[identifier_offset : _find_end_offset(public_key, identifier_offset)] == _RSA_ENCRYPTION_OID
+    except IndexError:
+        return False
 
 
 def _find_validity(der: bytes) -> int:
@@ -65,10 +68,10 @@ def _read_not_after(der: bytes) -> datetime:
 
     A UTCTime has two digits of the year. Years from 50 are in the 1900s (RFC 5280, 4.1.2.5.1).
     """
-    not_before = _find_content_offset(der, _find_validity(der))
-    not_after = _find_end_offset(der, not_before)
-    text = der[_find_content_offset(der, not_after) : _find_end_offset(der, not_after)].decode("ascii")
-    if der[not_after] == _UTC_TIME_TAG:
+    not_before_offset = _find_content_offset(der, _find_validity(der))
+    not_after_offset = _find_end_offset(der, not_before_offset)
+    text = der[_find_content_offset(der, not_after_offset) : _find_end_offset(der, not_after_offset)].decode("ascii")
+    if der[not_after_offset] == _UTC_TIME_TAG:
         text = f"{'19' if int(text[:2]) >= 50 else '20'}{text}"
     return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
 

@@ -191,26 +191,27 @@ def _make_placeholder_finding(server_id: Id, identity: Identity) -> DecisionFind
 
 
 def _check_bmc_authority(inputs: ServerInputs) -> Iterator[DecisionFinding]:
-    """Yield a warning from the time at which the CA certificate for a server's BMC expires."""
+    """Yield a warning if a CA certificate for a server's BMC is malformed, or from the time at which all expire."""
     bmc, code = inputs.server.spec.bmc, Code.EXPIRED_AUTHORITY
     if bmc is None or bmc.tls.ca is None or not bmc.tls.verify:
         return
-    expiry = _find_authority_expiry(inputs.files[bmc.tls.ca])
-    if expiry is not None:
-        yield DecisionFinding(
-            code,
+    expiries = _read_authority_expiries(inputs.files[bmc.tls.ca])
+    expiry = max(expiries or (), default=None)
+    if expiries is None:
+        message = "the CA file for BMCs contains a malformed certificate, so gitboot cannot use the file"
+    elif expiry is not None:
+        message = (
             f"the CA certificate for BMCs expired at {format_instant(expiry)}, so gitboot rejects certificates "
-            "signed by this CA",
-            code.hint,
-            (Id(FILE, bmc.tls.ca), (1,)),
-            Severity.WARNING,
-            since=expiry,
+            "signed by this CA"
         )
+    else:
+        return
+    yield DecisionFinding(code, message, code.hint, (Id(FILE, bmc.tls.ca), (1,)), Severity.WARNING, since=expiry)
 
 
 @lru_cache(maxsize=1024)  # cached, because many servers share the same certificates
-def _find_authority_expiry(certificates: bytes) -> datetime | None:
-    return max(read_certificate_expiries(certificates), default=None)
+def _read_authority_expiries(certificates: bytes) -> tuple[datetime, ...] | None:
+    return read_certificate_expiries(certificates)
 
 
 def _check_secure_boot(inputs: ServerInputs) -> Iterator[tuple[str, str, Place]]:

@@ -426,7 +426,9 @@ def read_expiry_with_openssl(certificate: Path) -> datetime:
 @pytest.mark.parametrize("days", [1, 30, 365 * 60])
 def test_the_end_of_a_certificate_is_the_one_that_openssl_prints(authority: Authority, days: int) -> None:
     issued = authority.issue(days=days)
-    (end,) = read_certificate_expiries(issued.certificate.read_bytes())
+    ends = read_certificate_expiries(issued.certificate.read_bytes())
+    assert ends is not None
+    (end,) = ends
     assert end == read_expiry_with_openssl(issued.certificate)
     assert (end >= datetime(2050, 1, 1, tzinfo=UTC)) is (days > 365)
 
@@ -442,10 +444,24 @@ def test_each_certificate_of_a_chain_has_its_end(authority: Authority) -> None:
     assert read_expiry_with_openssl(long) - read_expiry_with_openssl(short) >= timedelta(days=14)
 
 
-@pytest.mark.parametrize("content", [b"", b"no certificate", b"-----BEGIN CERTIFICATE-----\nMAAB\n-----END"])
-def test_content_that_is_not_a_certificate_has_no_end_and_no_key(content: bytes) -> None:
-    assert read_certificate_expiries(content) == ()
+_MALFORMED: Final = b"-----BEGIN CERTIFICATE-----\nMAAB\n-----END CERTIFICATE-----\n"
+
+
+@pytest.mark.parametrize(("content", "expected"), [(b"", ()), (b"no certificate", ()), (_MALFORMED, None)])
+def test_content_that_is_not_a_certificate_has_no_end_and_no_key(
+    content: bytes, expected: tuple[datetime, ...] | None
+) -> None:
+    assert read_certificate_expiries(content) == expected
     assert read_public_key(content) is None
+
+
+def test_a_file_with_a_malformed_certificate_differs_from_a_file_without_certificates(authority: Authority) -> None:
+    assert read_certificate_expiries(authority.issue().certificate.read_bytes() + _MALFORMED) is None
+
+
+@pytest.mark.parametrize("key", [b"", b"\x30", b"\x30\x82", b"\x30\x05\x30\x03\x06\x09\x2a"])
+def test_a_malformed_public_key_is_not_an_rsa_key(key: bytes) -> None:
+    assert not is_rsa_key(key)
 
 
 @pytest.mark.parametrize("rsa_bits", [None, 2048])
@@ -464,7 +480,7 @@ def test_a_truncated_certificate_has_its_end_and_its_whole_key_or_none(authority
     certificate = authority.issue().certificate
     whole, end = certificate.read_bytes(), read_expiry_with_openssl(certificate)
     cut = [whole[:length] + b"\n-----END CERTIFICATE-----\n" for length in range(len(whole) - 26)]
-    assert {read_certificate_expiries(each) for each in cut} == {(), (end,)}
+    assert {read_certificate_expiries(each) for each in cut} == {(), None, (end,)}
     assert {read_public_key(each) for each in cut} == {None, read_public_key(whole)}
 
 

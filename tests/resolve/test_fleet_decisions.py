@@ -936,6 +936,15 @@ def test_finding_r15_an_expired_certificate_authority_for_bmcs_is_a_warning(
     )
 
 
+def test_a_malformed_certificate_beside_an_expired_one_is_a_warning_at_any_time() -> None:
+    malformed = "-----BEGIN CERTIFICATE-----\nMAAB\n-----END CERTIFICATE-----\n"
+    files = {"ca.pem": make_authority(at("20T12:00")) + malformed}
+    found = decided(*SEED, with_bmc("db0", "ca: ca.pem"), files=files)
+    assert [(each.code, each.path) for each in found.warnings] == [("GB2027", "ca.pem")]
+    assert "contains a malformed certificate" in found.warnings[0].message
+    assert found.dated == ()
+
+
 def test_finding_r15_a_new_certificate_in_the_same_file_ends_the_warning() -> None:
     trees = [
         snapshot(*SEED, with_bmc("db0", "ca: ca.pem"), files={"ca.pem": make_authority(at(end))}, revision=end)
