@@ -214,8 +214,8 @@ class PostgresDatabase(Database):
         """Commit the transaction.
 
         If the transaction took long, the method first renews the lease, because no other thread could renew the lease
-        during the transaction. If the server does not respond, the commit may still be durable. `may_have_lost` reports
-        this case.
+        during the transaction. If the server does not respond, the commit may still be durable.
+        `may_have_lost_writes` reports this case.
         """
         if self.lease is not None and now_s() > self._renewed_s + self.lease.seconds / SHARE:
             self._renewed_s = _renew(self._connection, self.lease)
@@ -233,7 +233,7 @@ class PostgresDatabase(Database):
             with self._connection.call_timeout(ANSWER_S):
                 self._connection.execute("ROLLBACK")
 
-    def may_have_lost(self, error: BaseException) -> bool:
+    def may_have_lost_writes(self, error: BaseException) -> bool:
         return isinstance(error, psycopg.Error) and (self._connection.closed or self._connection.broken)
 
     def probe(self) -> None:

@@ -308,7 +308,7 @@ class Database(ABC):
         """Roll back the current transaction if there is one."""
 
     @abstractmethod
-    def may_have_lost(self, error: BaseException) -> bool:
+    def may_have_lost_writes(self, error: BaseException) -> bool:
         """Return whether it is unclear after this error which writes are durable."""
 
     def probe(self) -> None:  # noqa: B027 - a file responds at once, or hangs with its disk

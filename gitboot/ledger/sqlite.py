@@ -14,7 +14,7 @@ from uuid import uuid4
 from gitboot.errors import DamagedLedger, LedgerError
 from gitboot.ledger.schema import MIGRATIONS, VERSION, Database, Row, build_version_error
 
-# The errors that SQLite raises if it cannot create files on a full disk: https://sqlite.org/rescode.html
+# The errors that SQLite raises on a full disk: https://sqlite.org/rescode.html. SQLITE_CANTOPEN has other causes too.
 _DISK_FULL_ERRORS: Final = (
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_CANTOPEN,
@@ -37,7 +37,7 @@ class SqliteDatabase(Database):
     def __init__(self, path: Path, *, synchronous: bool = True) -> None:
         self.path, self.name, self._synchronous = path, str(path), synchronous
         # Whether the file is open only for reading, because the disk has no space for the files of a write.
-        self._lacks_space = False
+        self._is_read_only = False
         self._connection = self._open()
 
     def _open(self) -> sqlite3.Connection:
@@ -49,21 +49,30 @@ class SqliteDatabase(Database):
         """
         try:
             connection = self._open_to_write()
-            self._lacks_space = False
+            self._is_read_only = False
         except LedgerError as error:
-            log = Path(f"{self.path}-wal")
-            if not _is_disk_full(error.__cause__) or (log.exists() and log.stat().st_size > 0):
+            wal = Path(f"{self.path}-wal")
+            if not _is_disk_full(error.__cause__) or (wal.exists() and wal.stat().st_size > 0):
                 raise
-            uri = f"{self.path.absolute().as_uri()}?mode=ro&immutable=1"
-            with self.reading(), ExitStack() as failing:
-                connection = sqlite3.connect(uri, uri=True, check_same_thread=False, isolation_level=None)
-                failing.callback(connection.close)
-                _check_integrity(connection, self.name)
-                (version,) = connection.execute("PRAGMA user_version").fetchone()
-                if version != VERSION:
-                    raise error
-                failing.pop_all()
-            self._lacks_space = True
+            connection = self._open_read_only(error)
+            self._is_read_only = True
+        return connection
+
+    def _open_read_only(self, write_error: LedgerError) -> sqlite3.Connection:
+        """Open and check a complete file. Raises ``write_error`` if the file needs a migration."""
+        with self.reading(), ExitStack() as failing:
+            connection = sqlite3.connect(
+                f"{self.path.absolute().as_uri()}?mode=ro&immutable=1",
+                uri=True,
+                check_same_thread=False,
+                isolation_level=None,
+            )
+            failing.callback(connection.close)
+            _check_integrity(connection, self.name)
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version != VERSION:
+                raise write_error
+            failing.pop_all()
         return connection
 
     def _open_to_write(self) -> sqlite3.Connection:
@@ -88,19 +97,20 @@ class SqliteDatabase(Database):
         self._connection.executemany(statement, rows)
 
     def insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        marks = ", ".join("?" * len(columns))
-        self.execute_many(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({marks})", rows)  # noqa: S608
+        placeholders = ", ".join("?" * len(columns))
+        self.execute_many(f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({placeholders})", rows)  # noqa: S608
 
     def delete(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-        same = " AND ".join(f"{key} = ?" for key in keys)
-        self.execute_many(f"DELETE FROM {table} WHERE {same}", rows)  # noqa: S608
+        condition = " AND ".join(f"{key} = ?" for key in keys)
+        self.execute_many(f"DELETE FROM {table} WHERE {condition}", rows)  # noqa: S608
 
     def replace(self, table: str, keys: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:  # noqa: ARG002 - SQLite uses the primary key
-        rest = iter(rows)
-        first = next(rest, None)
+        row_iterator = iter(rows)
+        first = next(row_iterator, None)
         if first is not None:
-            marks = ", ".join("?" * len(first))
-            self.execute_many(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", chain((first,), rest))  # noqa: S608
+            placeholders = ", ".join("?" * len(first))
+            statement = f"INSERT OR REPLACE INTO {table} VALUES ({placeholders})"  # noqa: S608
+            self.execute_many(statement, chain((first,), row_iterator))
 
     def begin(self, *, is_long: bool = False) -> None:  # noqa: ARG002 - SQLite has no time limits
         self._connection.execute("BEGIN IMMEDIATE")
@@ -114,9 +124,8 @@ class SqliteDatabase(Database):
         if self._connection.in_transaction:  # if the disk is full, SQLite has already rolled back
             self._connection.execute("ROLLBACK")
 
-    def may_have_lost(self, error: BaseException) -> bool:
-        code = getattr(error, "sqlite_errorcode", 0)  # the low byte of an extended code is the primary code
-        return isinstance(code, int) and code & 0xFF == sqlite3.SQLITE_IOERR
+    def may_have_lost_writes(self, error: BaseException) -> bool:
+        return _get_primary_code(error) == sqlite3.SQLITE_IOERR
 
     def reopen(self) -> None:
         self._connection.close()
@@ -128,22 +137,24 @@ class SqliteDatabase(Database):
 
     def probe(self) -> None:
         """Reopen the file for writing if it is open read-only. Raises `LedgerError` if this fails."""
-        if not self._lacks_space:
+        if not self._is_read_only:
             return
         try:
             connection = self._open_to_write()
         except LedgerError as error:
             if not _is_disk_full(error.__cause__):
                 raise
-            raise LedgerError(f"{self.name}: the ledger cannot be written (the disk is full)") from error
+            raise LedgerError(
+                f"{self.name}: the ledger cannot be written (the disk is full); free some space"
+            ) from error
         self._connection.close()
-        self._connection, self._lacks_space = connection, False
+        self._connection, self._is_read_only = connection, False
 
     def close(self) -> None:
         self._connection.close()
 
     def to_ledger_error(self, error: Exception) -> LedgerError:
-        return build_read_error(self.name, error)
+        return convert_sqlite_error(self.name, error)
 
 
 class ReadOnlySqlite(SqliteDatabase):
@@ -160,17 +171,27 @@ class ReadOnlySqlite(SqliteDatabase):
 def back_up(path: Path, target: Path) -> None:
     """Copy a ledger file that other processes may use. Raises `LedgerError` if SQLite cannot copy the file."""
     try:
-        with closing(sqlite3.connect(path)) as ours, closing(sqlite3.connect(target)) as new:
-            ours.backup(new)
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source:
+            source.execute("SELECT 1 FROM sqlite_schema")  # if SQLite cannot read the ledger, this raises an error
+            try:
+                with closing(sqlite3.connect(target)) as copy:
+                    source.backup(copy)
+            except sqlite3.Error as error:
+                raise LedgerError(f"{target}: the copy of the ledger cannot be written ({error})") from error
     except sqlite3.Error as error:
-        raise build_read_error(str(path), error) from error
+        raise convert_sqlite_error(str(path), error) from error
 
 
-def build_read_error(name: str, error: Exception) -> LedgerError:
+def convert_sqlite_error(name: str, error: Exception) -> LedgerError:
     """Convert a SQLite error, or an error caused by a malformed row, to a ledger error.
 
     The result is a `DamagedLedger` unless the error shows that the file itself may be intact.
     """
+    if _get_primary_code(error) == sqlite3.SQLITE_READONLY:  # also raised for a read, which may create files
+        return LedgerError(
+            f"{name}: the ledger cannot be opened ({error}); give the user that runs gitboot write access to the file "
+            "and to its folder"
+        )
     lacks_table = "no such table" in str(error) or "no such column" in str(error)
     # The file is missing or locked, for example, or `reopen` closed the connection and could not open the file again.
     is_intact = isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and not lacks_table
@@ -184,6 +205,11 @@ def build_damaged_error(name: str, cause: str) -> DamagedLedger:
         f"{name}: the ledger cannot be read ({cause}); restore it from a backup, or start with a new ledger and"
         " use `gitboot records begin` to confirm what is installed"
     )
+
+
+def _get_primary_code(error: BaseException) -> int:
+    """Return the primary result code of a SQLite error, which is the low byte of the extended code, or 0."""
+    return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
 def _is_disk_full(error: BaseException | None) -> bool:

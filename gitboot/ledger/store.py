@@ -263,7 +263,7 @@ class Store:
                     database.replace("facts", ("name",), [("changes", str(before + 1))])
                 database.commit()
             except BaseException as error:
-                self.is_suspect |= database.may_have_lost(error)
+                self.is_suspect |= database.may_have_lost_writes(error)
                 if isinstance(error, (*database.errors, LedgerError)):
                     self.is_failing = True
                     self._failures += 1

@@ -34,6 +34,7 @@ from gitboot.ledger.instance_tables import Approval, Heartbeat, Suspension, With
 from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_ledger_aside
 from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import PendingObservation
+from gitboot.ledger.sqlite import back_up, convert_sqlite_error
 from gitboot.ledger.store import Store
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.resolve.provisioning_record import (
@@ -381,6 +382,31 @@ def test_a_ledger_of_the_second_version_has_the_same_facts_in_new_words(path: Pa
 def test_a_path_that_cannot_be_a_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="unable to open"):
         open_ledger(tmp_path / "missing" / "ledger.sqlite")
+
+
+def test_a_file_that_is_not_writable_is_an_error_that_names_the_missing_permission(path: Path) -> None:
+    written(path)
+    with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as connection:
+        with pytest.raises(sqlite3.OperationalError) as failed:
+            connection.execute("PRAGMA user_version = 1")
+        error = convert_sqlite_error("ledger.sqlite", failed.value)
+    assert not isinstance(error, DamagedLedger)
+    assert str(error) == (
+        "ledger.sqlite: the ledger cannot be opened (attempt to write a readonly database); give the user that runs "
+        "gitboot write access to the file and to its folder"
+    )
+
+
+def test_a_copy_of_a_missing_ledger_fails_and_creates_no_files(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match=r"ledger\.sqlite: the ledger cannot be read \(unable to open"):
+        back_up(tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_that_cannot_be_written_is_an_error_that_names_the_copy(path: Path, tmp_path: Path) -> None:
+    written(path)
+    with pytest.raises(LedgerError, match=r"copy\.sqlite: the copy of the ledger cannot be written \(unable to open"):
+        back_up(path, tmp_path / "missing" / "copy.sqlite")
 
 
 def test_a_write_error_of_the_disk_is_a_ledger_error_and_changes_nothing(path: Path) -> None:
