@@ -270,7 +270,8 @@ def _probe_address(address: str, connect: Callable[[str], BmcConnection]) -> Pro
         return ProbeResult(address=address, error=str(error))
     except Exception as error:  # one BMC must not end the scan
         _logger.exception("the scan of %s failed", address)
-        problem = f"{type(error).__name__}: report the bug with the traceback from standard error"
+        name = type(error).__name__
+        problem = f"gitboot failed because of a defect ({name}); report it with the traceback from standard error"
         return ProbeResult(address=address, error=problem)
 
 

@@ -146,7 +146,7 @@ def test_a_rejected_password_is_read_again_so_that_rotation_needs_no_restart(
             found[0].credentials_fingerprint
             != found[1].credentials_fingerprint
             == found[2].credentials_fingerprint
-            == fleet.fingerprint(job.bmc)
+            == fleet.get_credentials_fingerprint(job.bmc)
         )
     assert count_runs(rack.folder) == 2
 

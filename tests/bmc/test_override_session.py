@@ -322,7 +322,7 @@ class Gate:
 def test_closing_lets_the_running_task_end_and_starts_no_other(make_rack: MakeRack) -> None:
     rack = make_rack(*make_three_machines())
     gate = Gate(rack, "web01")
-    with rack.fleet(write=gate.write, parallel=1) as fleet:
+    with rack.fleet(write=gate.write, max_parallel=1) as fleet:
         fleet.submit([rack.job(machine=machine) for machine in rack.machines])
         assert gate.reached.wait(60)
         closing = threading.Thread(target=fleet.close)
@@ -380,12 +380,15 @@ def test_an_unexpected_error_at_one_bmc_is_its_result_and_does_not_affect_other_
     with rack.fleet(write=write) as fleet:
         fleet.submit([rack.job(machine=web01), rack.job(machine=web02)])
         results = {result.server: result for result in fleet.take_results(wait_all=True).values()}
-        failed, credentials = results["web02"], fleet.fingerprint(rack.job().bmc)
+        failed, credentials = results["web02"], fleet.get_credentials_fingerprint(rack.job().bmc)
     assert results["web01"].outcome is TaskOutcome.APPLIED
     assert (failed.outcome, failed.credentials_fingerprint) == (TaskOutcome.STALLED, credentials)
-    assert failed.message == "ZeroDivisionError: report the bug with the traceback from the log of gitboot run"
+    assert failed.message == (
+        "gitboot failed because of a defect (ZeroDivisionError); report it with the traceback from the log of `gitboot "
+        "run`"
+    )
     assert [(each.message, bool(each.exc_info)) for each in caplog.records] == [
-        ("a task at the BMC of web02 failed", True)
+        (f"a task at the BMC of web02 ({rack.job(machine=web02).bmc.address}) failed", True)
     ]
 
 
@@ -393,7 +396,7 @@ def test_a_task_that_has_not_started_is_replaced_by_the_newest_one(make_rack: Ma
     rack = make_rack(*make_three_machines())
     gate = Gate(rack, "web01")
     web01, web02, web03 = rack.machines
-    with rack.fleet(write=gate.write, parallel=1) as fleet:
+    with rack.fleet(write=gate.write, max_parallel=1) as fleet:
         fleet.submit([rack.job(machine=web01), rack.job(machine=web02), rack.job(machine=web03)])
         assert gate.reached.wait(60)
         assert fleet.submit([rack.job(ALWAYS, machine=web02)]) == {web02.uuid}

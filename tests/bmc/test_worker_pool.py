@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gitboot.bmc.redfish.transport import ResponseSample
-from gitboot.bmc.worker_pool import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit, Task, TaskRunner
+from gitboot.bmc.worker_pool import INITIAL_LIMIT, MIN_LIMIT, ConcurrencyLimit, QueuedTask, TaskRunner
 
 PATIENCE_S = 300
 FAST = ResponseSample(latency_s=0.3)
@@ -43,7 +43,7 @@ class HeldTasks:
             self.timers.append(what)
             self._changed.notify_all()
 
-    def task(self, key: str, site: str | None = None, sign: ResponseSample | None = None) -> Task[str, str]:
+    def task(self, key: str, site: str | None = None, sign: ResponseSample | None = None) -> QueuedTask[str, str]:
         gate = self._gates.setdefault(key, threading.Event())
 
         def work() -> tuple[str, ResponseSample | None]:
@@ -53,7 +53,7 @@ class HeldTasks:
             assert gate.wait(PATIENCE_S)
             return f"{key} is done", sign
 
-        return Task(key, site, work)
+        return QueuedTask(key, site, work)
 
     def add(self, *keys: str, site: str | None = None, sign: ResponseSample | None = None) -> frozenset[str]:
         return self.crew.add([self.task(key, site, sign) for key in keys])
@@ -194,7 +194,7 @@ def test_an_exception_of_a_task_is_raised_to_the_taker_of_its_result(held_tasks:
     def fail() -> tuple[str, ResponseSample]:
         raise ZeroDivisionError("our bug")
 
-    held_tasks.crew.add([Task("a", None, fail)])
+    held_tasks.crew.add([QueuedTask("a", None, fail)])
     with pytest.raises(ZeroDivisionError, match="our bug"):
         held_tasks.crew.wait_for_results()
     assert held_tasks.crew.wait_for_results() == {}

@@ -234,8 +234,8 @@ class BmcSwitch:
     def drop_pending_tasks(self, uuids: frozenset[SystemUuid]) -> None:
         self.bmcs.drop_pending_tasks(uuids)
 
-    def fingerprint(self, bmc: BmcAccess) -> str | None:
-        return self.bmcs.fingerprint(bmc)
+    def get_credentials_fingerprint(self, bmc: BmcAccess) -> str | None:
+        return self.bmcs.get_credentials_fingerprint(bmc)
 
     def take_results(self, *, wait_all: bool = False) -> Mapping[SystemUuid, TaskResult]:
         return self.bmcs.take_results(wait_all=wait_all) if self.gives else {}

@@ -42,7 +42,7 @@ from gitboot.bmc.power_steps import (
     find_changing_marks,
     next_power_step,
 )
-from gitboot.bmc.worker_pool import ConnectionCache, Task, TaskRunner
+from gitboot.bmc.worker_pool import ConnectionCache, QueuedTask, TaskRunner
 from gitboot.controller.bmcs.desired_state import (
     PowerPlan,
     add_server_state,
@@ -435,7 +435,7 @@ def _run_manual_tasks(
 
     values: list[Value] = []
     with closing(TaskRunner[SystemUuid, Value]()) as runner:
-        runner.add(Task(task.uuid, task.site, partial(run_task, task)) for task in tasks)
+        runner.add(QueuedTask(task.uuid, task.site, partial(run_task, task)) for task in tasks)
         while results := runner.wait_for_results():
             values += results.values()
             on_done(len(results))
@@ -446,8 +446,10 @@ def _explain_failure(task: ManualTask, error: Exception) -> Failure:
     """Return an expected error, or log an unexpected error and return its explanation."""
     if isinstance(error, UsageError | BmcUnreachable | BmcBusy | BmcRejected):
         return error
-    _logger.error("a task at the BMC of %s failed", task.server, exc_info=error)
-    return UnexpectedFailure(f"{type(error).__name__}: report the bug with the traceback from standard error")
+    _logger.error("a task at the BMC of %s (%s) failed", task.server, task.bmc.address, exc_info=error)
+    return UnexpectedFailure(
+        f"gitboot failed because of a defect ({type(error).__name__}); report it with the traceback from standard error"
+    )
 
 
 def _find_rejected_programs(task: ManualTask, find_fault: FindFault) -> Iterator[str]:

@@ -105,7 +105,7 @@ def _find_changed_credentials(schedule: Schedule, bmcs: BmcPool) -> frozenset[Sy
             continue
         name = state.bmc.credentials
         if name not in fingerprints:
-            fingerprints[name] = bmcs.fingerprint(state.bmc)
+            fingerprints[name] = bmcs.get_credentials_fingerprint(state.bmc)
         if fingerprints[name] != state.credentials:
             changed.add(uuid)
     return frozenset(changed)

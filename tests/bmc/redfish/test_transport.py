@@ -225,6 +225,22 @@ def test_an_idle_session_is_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) 
     wait_until(lambda: not rack.server.is_busy)
 
 
+def test_the_connection_of_a_task_that_runs_for_long_is_not_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = list[BmcConnection]()
+    monkeypatch.setattr(worker_pool, "_IDLE_S", -1)
+    monkeypatch.setattr(BmcConnection, "close", lambda connection, **_: closed.append(connection))
+
+    def look_for_idle_connections(*_: object) -> None:
+        fleet.take_results()
+        fleet._log_out_executor.submit(lambda: None).result()  # wait until the pool has closed the idle connections
+
+    with rack.fleet(write=look_for_idle_connections) as fleet:
+        fleet.submit([rack.job(ONCE)])
+        assert [result.outcome for result in fleet.take_results(wait_all=True).values()] == [TaskOutcome.APPLIED]
+        assert closed == []
+        monkeypatch.undo()
+
+
 def test_an_idle_connection_that_a_task_takes_again_is_not_closed(rack: Rack, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool looks for idle connections at the moment at which a task takes this connection."""
     job, unused = rack.job(None), list[Any]()
