@@ -33,6 +33,7 @@ _HINTS: Final = {
     errno.EACCES: "give write access to the user that runs gitboot",
     errno.EPERM: "give write access to the user that runs gitboot",
     errno.ELOOP: "the path is a symlink, which gitboot does not follow here; move it away",
+    errno.EISDIR: "the path is a folder, but gitboot needs a file here; move it away",
 }
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _P = ParamSpec("_P")
@@ -45,8 +46,8 @@ def to_publish_error(path: Path, error: OSError) -> PublishError:
     return PublishError(f"{path}: {error.strerror}{hint}")
 
 
-def is_full(error: PublishError) -> bool:
-    """Return whether an error of a `Disk` means that the disk has no space left."""
+def is_disk_full(error: PublishError) -> bool:
+    """Return whether an error of a `DurableDirectory` means that the disk has no space left."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -79,11 +80,6 @@ def is_file(file_stat: os.stat_result | None) -> TypeGuard[os.stat_result]:
     return file_stat is not None and stat.S_ISREG(file_stat.st_mode)
 
 
-def has_content(disk: Disk, path: str, file_stat: os.stat_result | None, content: bytes) -> bool:
-    """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is the file's status."""
-    return is_file(file_stat) and file_stat.st_size == len(content) and disk.read(path) == content
-
-
 @contextmanager
 def open_descriptor(path: Path | str, flags: int, *, folder: int | None = None) -> Iterator[int]:
     """Open a file or a folder, without following a symlink at ``path``, until the block ends. Raises OSError."""
@@ -104,27 +100,6 @@ def _write(fd: int, content: bytes) -> None:
     rest = memoryview(content)
     while rest:
         rest = rest[os.write(fd, rest) :]
-
-
-def _try_link(root: int, staged_file: _StagedFile, name: str, folder: int) -> bool:
-    """Create a hard link to a staged file. ``folder`` is the descriptor of the folder in which the link gets ``name``.
-
-    Return False if the file system does not allow the link, or if the link does not lead to the staged file.
-    """
-    try:
-        os.link(staging_path(staged_file.path), name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
-    except FileExistsError:  # a killed process left this file
-        os.unlink(name, dir_fd=folder)
-        return _try_link(root, staged_file, name, folder)
-    except OSError as error:
-        if error.errno in NO_LINK_ERRORS:
-            return False
-        raise
-    # The path of the staged file may contain a symlink, so the link may point to a different file.
-    if os.path.samestat(os.lstat(name, dir_fd=folder), staged_file.file):
-        return True
-    os.unlink(name, dir_fd=folder)
-    return False
 
 
 def syncfs(fd: int) -> None:
@@ -202,14 +177,14 @@ class OpenFolders:
     def root(self) -> int:
         return self._open_folders[0].fd
 
-    def find(self, path: str) -> int | None:
+    def find_folder(self, path: str) -> int | None:
         """Return the descriptor of a folder, or None if it does not exist. The next call may close the descriptor."""
         try:
             return self._open(path, make=False)
         except FileNotFoundError:
             return None
 
-    def make(self, path: str) -> int:
+    def make_folder(self, path: str) -> int:
         """Return the descriptor of a folder, creating the folder if needed. The next call may close the descriptor."""
         return self._open(path, make=True)
 
@@ -264,11 +239,13 @@ class OpenFolders:
 # The directory
 
 
-def _convert_os_errors(method: Callable[Concatenate[Disk, str, _P], _R]) -> Callable[Concatenate[Disk, str, _P], _R]:
+def _convert_os_errors(
+    method: Callable[Concatenate[DurableDirectory, str, _P], _R],
+) -> Callable[Concatenate[DurableDirectory, str, _P], _R]:
     """Wrap a method so that each OSError is converted to a `PublishError` that contains the path."""
 
     @wraps(method)
-    def wrapper(disk: Disk, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def wrapper(disk: DurableDirectory, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return method(disk, path, *args, **kwargs)
         except OSError as error:
@@ -277,33 +254,35 @@ def _convert_os_errors(method: Callable[Concatenate[Disk, str, _P], _R]) -> Call
     return wrapper
 
 
-class _StagedFile(NamedTuple):
-    """The most recently staged file. For other paths with the same content, `Disk.stage` can hard-link this file."""
+class StagedFile(NamedTuple):
+    """A file that `DurableDirectory.stage` has written, and to which it can create hard links for other paths."""
 
     path: str
     mtime: int
-    file: os.stat_result
+    file_stat: os.stat_result
 
 
-class Disk:
-    """Reads and writes files below ``root``. Call `close` when done."""
+class DurableDirectory:
+    """Reads and writes files below ``root``. Call `close` when done.
+
+    To replace a file, call `stage`, `sync`, `place`, and `sync` again. The methods raise `PublishError`.
+    """
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
         self.root, self.modes = root, modes
         try:
             self.folders = OpenFolders(root, modes)
-            self._folder = os.fstat(self.folders.root)
+            self._root_stat = os.fstat(self.folders.root)
         except OSError as error:
             raise to_publish_error(root, error) from error
         self._lock: int | None = None
         self._unsynced: set[str] = set()  # files and folders that changed since the last `sync`
-        self._latest: _StagedFile | None = None
 
     @property
     def is_root_unchanged(self) -> bool:
-        """Return whether the folder at ``root`` is still the one that was opened."""
+        """Whether the folder at ``root`` is still the one that was opened."""
         try:
-            return os.path.samestat(os.stat(self.root), self._folder)
+            return os.path.samestat(os.stat(self.root), self._root_stat)
         except OSError:
             return False
 
@@ -325,22 +304,23 @@ class Disk:
         folder, name = split_path(path)
         while True:
             # Any user who can open the lock file could lock it and block this instance.
-            self._lock = open_lock(name, self.folders.make(folder))
+            self._lock = open_lock(name, self.folders.make_folder(folder))
             with suppress(PermissionError):  # an older version of gitboot created the file as another user
                 os.fchmod(self._lock, 0o600)
-            if (other := take_lock(self._lock)) is not None:
-                return other
-            current = self.lstat(path)
+            other = take_lock(self._lock)
+            current = self.lstat(path) if other is None else None
             if current is not None and os.path.samestat(os.fstat(self._lock), current):
                 return None
-            os.close(self._lock)  # the process that held the lock has just removed the file
+            os.close(self._lock)  # another process holds the lock, or has just removed the file
             self._lock = None
+            if other is not None:
+                return other
 
     @_convert_os_errors
     def lstat(self, path: str) -> os.stat_result | None:
         """Return the status of the file or folder at ``path``, or None if it does not exist."""
         folder, name = split_path(path)
-        fd = self.folders.find(folder)
+        fd = self.folders.find_folder(folder)
         if fd is None:
             return None
         try:
@@ -355,7 +335,11 @@ class Disk:
         except NotAFolder:
             return False
 
-    def size(self, path: str) -> int | None:
+    def has_content(self, path: str, file_stat: os.stat_result | None, content: bytes) -> bool:
+        """Return whether ``path`` is a regular file with exactly this content. ``file_stat`` is the file's status."""
+        return is_file(file_stat) and file_stat.st_size == len(content) and self.read(path) == content
+
+    def get_size(self, path: str) -> int | None:
         """Return the size of a file in bytes, or None if there is no regular file.
 
         The path may contain symlinks to folders.
@@ -373,7 +357,7 @@ class Disk:
         If the file is larger than ``max_bytes``, return its first ``max_bytes + 1`` bytes.
         """
         folder, name = split_path(path)
-        if (parent := self.folders.find(folder)) is None:
+        if (parent := self.folders.find_folder(folder)) is None:
             return None
         try:
             fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
@@ -389,9 +373,9 @@ class Disk:
             os.close(fd)
 
     @_convert_os_errors
-    def names(self, path: str) -> list[str]:
+    def list_names(self, path: str) -> list[str]:
         """Return the sorted names of the entries in a folder, or an empty list if the folder does not exist."""
-        fd = self.folders.find(path)
+        fd = self.folders.find_folder(path)
         return [] if fd is None else sorted(os.listdir(fd))
 
     @_convert_os_errors
@@ -399,39 +383,57 @@ class Disk:
         """Return the modification time (seconds since 1970) that `stage` will set for the next version of ``path``."""
         mtime = int(at.timestamp())
         folder, name = split_path(path)
-        if (parent := self.folders.find(folder)) is not None:
+        if (parent := self.folders.find_folder(folder)) is not None:
             with suppress(FileNotFoundError):
                 mtime = max(mtime, int(os.lstat(name, dir_fd=parent).st_mtime) + 1)
         return mtime
 
     @_convert_os_errors
     def stage(
-        self, path: str, content: bytes, at: datetime, linked_path: str | None = None, *, exact: bool = False
-    ) -> None:
+        self, path: str, content: bytes, at: datetime, link_to: StagedFile | None = None, *, exact: bool = False
+    ) -> StagedFile:
         """Write a temporary file beside ``path``. After a `sync`, `place` renames it to ``path``.
 
         The modification time is ``at``. If ``at`` is not later than the modification time of the current file, the new
         modification time is one second after the current one. With ``exact``, the modification time is always ``at``.
-        ``linked_path`` is another path for which the same content has already been staged. If both files get the same
-        modification time and the file system supports hard links, the temporary file is a hard link to the temporary
-        file of ``linked_path``.
+        ``link_to`` is a staged file with the same content. If both files get the same modification time and the file
+        system supports hard links, the temporary file is a hard link to ``link_to``.
         """
         folder, name = split_path(path)
-        parent = self.folders.make(folder)
+        parent = self.folders.make_folder(folder)
         temp_name = staging_path(name)
         mtime = int(at.timestamp()) if exact else self.choose_mtime(path, at)
-        latest = self._latest
-        can_link = latest is not None and (latest.path, latest.mtime) == (linked_path, mtime)
-        if latest is None or not can_link or not _try_link(self.folders.root, latest, temp_name, parent):
-            fd = self._create(temp_name, parent)
-            try:
-                self.modes.apply_to(fd, self.modes.file)
-                write_with_mtime(fd, content, mtime)
-                if linked_path is None:
-                    self._latest = _StagedFile(path, mtime, os.fstat(fd))
-            finally:
-                os.close(fd)
         self._unsynced.add(f"{folder}/{temp_name}" if folder else temp_name)
+        if link_to is not None and link_to.mtime == mtime and self._try_link(link_to, temp_name, parent):
+            return link_to
+        fd = self._create(temp_name, parent)
+        try:
+            self.modes.apply_to(fd, self.modes.file)
+            write_with_mtime(fd, content, mtime)
+            return StagedFile(path, mtime, os.fstat(fd))
+        finally:
+            os.close(fd)
+
+    def _try_link(self, staged_file: StagedFile, name: str, parent: int) -> bool:
+        """Create a hard link with this name to a staged file. ``parent`` is the descriptor of the link's folder.
+
+        Return False if the file system does not allow the link, or if the link does not lead to the staged file.
+        """
+        source = staging_path(staged_file.path)
+        try:
+            os.link(source, name, src_dir_fd=self.folders.root, dst_dir_fd=parent, follow_symlinks=False)
+        except FileExistsError:  # a killed process left this file
+            os.unlink(name, dir_fd=parent)
+            return self._try_link(staged_file, name, parent)
+        except OSError as error:
+            if error.errno in NO_LINK_ERRORS:
+                return False
+            raise
+        # The path of the staged file may contain a symlink, so the link may point to a different file.
+        if os.path.samestat(os.lstat(name, dir_fd=parent), staged_file.file_stat):
+            return True
+        os.unlink(name, dir_fd=parent)
+        return False
 
     def _create(self, name: str, parent: int) -> int:
         try:
@@ -444,7 +446,7 @@ class Disk:
     def place(self, path: str) -> None:
         """Rename the staged file to ``path``."""
         folder, name = split_path(path)
-        fd = self.folders.make(folder)
+        fd = self.folders.make_folder(folder)
         os.rename(staging_path(name), name, src_dir_fd=fd, dst_dir_fd=fd)
         self._unsynced.add(folder)
 
@@ -452,7 +454,7 @@ class Disk:
     def remove(self, path: str) -> None:
         """Remove a file if it exists, and then remove its parent folders that are empty."""
         folder, name = split_path(path)
-        if (fd := self.folders.find(folder)) is not None:
+        if (fd := self.folders.find_folder(folder)) is not None:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=fd)
                 self._unsynced.add(folder)
@@ -465,7 +467,7 @@ class Disk:
         The content is random, so that programs and file systems cannot store copies of the file in less space.
         """
         folder, name = split_path(path)
-        parent = self.folders.make(folder)
+        parent = self.folders.make_folder(folder)
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=parent)
         fd = os.open(name, NEW_FILE, self.modes.file, dir_fd=parent)
@@ -496,7 +498,7 @@ class Disk:
     @_convert_os_errors
     def _sync_path(self, path: str) -> None:
         folder, name = split_path(path)
-        if (parent := self.folders.find(folder)) is not None:
+        if (parent := self.folders.find_folder(folder)) is not None:
             with (
                 suppress(FileNotFoundError),  # the folder became empty and was removed
                 open_descriptor(name or ".", os.O_RDONLY, folder=parent) as fd,
@@ -565,7 +567,7 @@ def apply_modes(root: Path, modes: TreeModes) -> None:
         last_folders = list(top_folders)
         if set(os.listdir(root)) <= {"boot", "ops", "lost+found"}:
             last_folders.append(root)
-        if all(_has_folder_modes(path.lstat(), modes) for path in last_folders):
+        if all(_needs_no_change(path.lstat(), modes) for path in last_folders):
             return
         for top in top_folders:
             _apply_modes_below(top, modes, skipped_folder=root / "boot/assets")
@@ -581,8 +583,8 @@ def _apply_folder_modes(folder: Path, modes: TreeModes, *, skip_foreign: bool = 
             modes.apply_to(fd, modes.folder)
 
 
-def _has_folder_modes(folder_stat: os.stat_result, modes: TreeModes) -> bool:
-    """Return whether a folder has these modes, or belongs to another user."""
+def _needs_no_change(folder_stat: os.stat_result, modes: TreeModes) -> bool:
+    """Return whether a folder has these modes already, or belongs to another user."""
     has_modes = stat.S_IMODE(folder_stat.st_mode) & 0o777 == modes.folder
     return not _may_chmod(folder_stat) or (has_modes and modes.group in (None, folder_stat.st_gid))
 

@@ -23,7 +23,7 @@ from gitboot.jsonio import Digest
 from gitboot.publish import durable_files
 from gitboot.publish.durable_files import (
     NO_LINK_ERRORS,
-    Disk,
+    DurableDirectory,
     open_descriptor,
     split_path,
     to_publish_error,
@@ -59,7 +59,12 @@ class FilledTree(NamedTuple):
 
 
 def fill_tree(
-    disk: Disk, tree: Tree, publication: Publication, origin: TreeOrigin, at: datetime, report_progress: ReportProgress
+    disk: DurableDirectory,
+    tree: Tree,
+    publication: Publication,
+    origin: TreeOrigin,
+    at: datetime,
+    report_progress: ReportProgress,
 ) -> FilledTree | None:
     """Write a first publication to an empty tree.
 
@@ -96,7 +101,7 @@ def fill_tree(
 
 
 @contextmanager
-def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree]:
+def create_tree(disk: DurableDirectory, at: datetime) -> Iterator[NewTree]:
     """Yield a new tree to fill, and move the tree to its final path when the block ends without an error.
 
     Raises PublishError if the tree cannot be written. After a crash, `finish_first_publication` removes an unfinished
@@ -113,7 +118,7 @@ def create_tree(disk: Disk, at: datetime) -> Iterator[NewTree]:
     finish_first_publication(disk)
 
 
-def finish_first_publication(disk: Disk) -> bool:
+def finish_first_publication(disk: DurableDirectory) -> bool:
     """Clean up after a crash: remove an unfinished new tree, or finish moving a complete tree.
 
     Return whether there was a complete tree to move.
@@ -134,10 +139,10 @@ def finish_first_publication(disk: Disk) -> bool:
 
 
 @contextmanager
-def _open_private_folder(disk: Disk) -> Iterator[int]:
+def _open_private_folder(disk: DurableDirectory) -> Iterator[int]:
     """Yield a file descriptor for gitboot's private folder in the tree, creating the folder if needed."""
     with _convert_errors_at(disk.root / PRIVATE_FOLDER):
-        private_folder = os.dup(disk.folders.make(PRIVATE_FOLDER))
+        private_folder = os.dup(disk.folders.make_folder(PRIVATE_FOLDER))
     try:
         yield private_folder
     finally:
@@ -145,7 +150,7 @@ def _open_private_folder(disk: Disk) -> Iterator[int]:
 
 
 @contextmanager
-def _make_fresh_folder(disk: Disk, private_folder: int) -> Iterator[int]:
+def _make_fresh_folder(disk: DurableDirectory, private_folder: int) -> Iterator[int]:
     """Yield a file descriptor for a new folder in gitboot's private folder. Remove the folder at the end."""
     with ExitStack() as stack:
         with _convert_errors_at(disk.root / FRESH):
@@ -169,7 +174,7 @@ def _convert_errors_at(path: Path) -> Iterator[None]:
         raise to_publish_error(path, error) from error
 
 
-def _can_move_folders(disk: Disk) -> bool:
+def _can_move_folders(disk: DurableDirectory) -> bool:
     """Return whether folders can be renamed from gitboot's private folder into the tree.
 
     A mount below the tree may prevent this. Raises PublishError if a folder is not writable.
@@ -221,7 +226,7 @@ def _is_folder(name: str, folder: int) -> bool:
 class NewTree:
     """Writes a new tree to a folder that no other process uses. It writes each file once."""
 
-    def __init__(self, disk: Disk, folder: int, mtime: int) -> None:
+    def __init__(self, disk: DurableDirectory, folder: int, mtime: int) -> None:
         self._disk = disk
         self._modes = disk.modes
         self._folder = folder

@@ -14,7 +14,7 @@ from msgspec import Struct, structs
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.jsonio import Digest, encode_canonical
-from gitboot.publish.durable_files import OPEN_MODES, Disk, TreeModes, apply_modes, has_content, make_root, staging_path
+from gitboot.publish.durable_files import OPEN_MODES, DurableDirectory, TreeModes, apply_modes, make_root, staging_path
 from gitboot.publish.first_publication import NeededFile, check_free_space, fill_tree, finish_first_publication
 from gitboot.publish.manifest import MANIFEST, STATUS, TreeOrigin, compute_digest
 from gitboot.publish.signed_list import Listings, ListKeys, SignedList, TreeDetails, find_listing
@@ -70,7 +70,7 @@ class OutputDirectory:
 
     def __init__(
         self,
-        disk: Disk,
+        disk: DurableDirectory,
         *,
         ledger: str,
         heir_of: Callable[[], str | None],
@@ -110,7 +110,7 @@ class OutputDirectory:
         Raises LockedByAnother if another process publishes there, and PublishError if the directory is not writable.
         """
         make_root(root, modes)
-        disk = Disk(root, modes)
+        disk = DurableDirectory(root, modes)
         try:
             if holder := disk.lock(LOCK):
                 raise LockedByAnother(
@@ -164,7 +164,7 @@ class OutputDirectory:
     def has_files(self, files: Files) -> bool:
         """Return whether the tree contains all of these files with exactly this content."""
         return all(
-            path not in self._tree.pending and has_content(self._disk, path, self._disk.lstat(path), file.content)
+            path not in self._tree.pending and self._disk.has_content(path, self._disk.lstat(path), file.content)
             for path, file in files.items()
         )
 
@@ -332,7 +332,7 @@ class OutputDirectory:
 
     def _reopen(self) -> None:
         make_root(self._disk.root, self._disk.modes)
-        disk = Disk(self._disk.root, self._disk.modes)
+        disk = DurableDirectory(self._disk.root, self._disk.modes)
         self._disk.close()
         # A manifest is never empty, so with b"" the tree counts as replaced until it has been read.
         self._disk, self._last_manifest = disk, b""
@@ -409,7 +409,7 @@ def _group_hard_links(changes: TreeChanges, publication: Publication) -> dict[st
     return hard_links
 
 
-def _reject_foreign_tree(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
+def _reject_foreign_tree(disk: DurableDirectory, tree: Tree, ledger: str, heir_of: Callable[[], str | None]) -> None:
     if tree.origin is not None and tree.origin.ledger != ledger and tree.origin.ledger != heir_of():
         raise ForeignTree(
             f"{disk.root} belongs to the ledger {tree.origin.ledger}, not to {ledger} "
@@ -418,7 +418,7 @@ def _reject_foreign_tree(disk: Disk, tree: Tree, ledger: str, heir_of: Callable[
 
 
 def write_changes(
-    disk: Disk,
+    disk: DurableDirectory,
     tree: Tree,
     changes: TreeChanges,
     content: Mapping[str, bytes],
@@ -472,29 +472,29 @@ def write_changes(
         raise
 
 
-def remove_staged_files(disk: Disk, paths: Collection[str]) -> None:
+def remove_staged_files(disk: DurableDirectory, paths: Collection[str]) -> None:
     """Remove the temporary files that were staged for these paths."""
     for path in sorted(paths):
         disk.remove(staging_path(path))
 
 
-def _replace_files(disk: Disk, contents: Mapping[str, bytes | None]) -> None:
+def _replace_files(disk: DurableDirectory, contents: Mapping[str, bytes | None]) -> None:
     _remove_files(disk, (path for path, content in contents.items() if content is None))
     _place_files(disk, (path for path, content in contents.items() if content is not None))
 
 
-def _place_files(disk: Disk, paths: Iterable[str]) -> None:
+def _place_files(disk: DurableDirectory, paths: Iterable[str]) -> None:
     for path in paths:
         disk.place(path)
 
 
-def _remove_files(disk: Disk, paths: Iterable[str]) -> None:
+def _remove_files(disk: DurableDirectory, paths: Iterable[str]) -> None:
     for path in paths:
         disk.remove(path)
 
 
 def _stage_files(
-    disk: Disk,
+    disk: DurableDirectory,
     contents: Mapping[str, bytes | None],
     at: datetime,
     hard_links: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
@@ -504,9 +504,9 @@ def _stage_files(
     for path, content in iterate_with_progress(contents.items(), report_progress):
         if content is None or path in linked_paths:
             continue
-        disk.stage(path, content, at)
+        staged_file = disk.stage(path, content, at)
         for other_path in hard_links.get(path, ()):
-            disk.stage(other_path, content, at, linked_path=path)
+            disk.stage(other_path, content, at, staged_file)
 
 
 def _render_batches(tree: Tree, changes: TreeChanges) -> dict[str, bytes]:
@@ -582,7 +582,7 @@ class PublicationPreview:
             paths = sorted(path for files in publication for path in files)
             self.result = PublicationResult(written=tuple(paths), withdrawn=(), expired=(), unchanged=0)
         else:
-            with closing(Disk(self._root)) as disk:
+            with closing(DurableDirectory(self._root)) as disk:
                 tree = Tree(disk)
                 _reject_foreign_tree(disk, tree, self._ledger, lambda: self._heir_of)
                 self.result = _build_result(decide_changes(disk, tree, ContentReferences(), publication, (), at))

@@ -18,7 +18,7 @@ from msgspec import Struct
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import read_private
 from gitboot.jsonio import convert, encode_canonical, format_instant
-from gitboot.publish.durable_files import Disk, is_staging_name, staging_path
+from gitboot.publish.durable_files import DurableDirectory, is_staging_name, staging_path
 from gitboot.publish.manifest import TreeOrigin, compute_digest
 from gitboot.publish.tree_reader import Tree, build_damage_error
 from gitboot.render.endpoint_files import (
@@ -331,7 +331,9 @@ class SignedList:
         self._changed.update({target_name(listing_path(server)): listed for server, listed in listings.items()})
         self._digest_after, self._current_metadata = after, None
 
-    def update(self, disk: Disk, tree: Tree, tree_details: TreeDetails, keys: ListKeys | None, now: datetime) -> None:
+    def update(
+        self, disk: DurableDirectory, tree: Tree, tree_details: TreeDetails, keys: ListKeys | None, now: datetime
+    ) -> None:
         """Update the list to match the current tree and the keys, or renew the list when due.
 
         All files except listings and the timestamp have a version in their name. The timestamp is written last. Until
@@ -343,7 +345,7 @@ class SignedList:
         if self._current_metadata == root_metadata and self._is_up_to_date(tree_details, keys, now):
             return
         self._current_metadata = None
-        names = disk.names(SIGNED.rstrip("/"))
+        names = disk.list_names(SIGNED.rstrip("/"))
         present_versions = {name: int(match[1]) for name in names if (match := _VERSIONED.fullmatch(name))}
         root_files = {SIGNED + name: data for name, data in root_metadata.items() if disk.read(SIGNED + name) != data}
         if self._state is None or not self._state.is_signed_by(keys):
@@ -388,7 +390,7 @@ class SignedList:
 
     def _amend_or_rebuild(
         self,
-        disk: Disk,
+        disk: DurableDirectory,
         tree: Tree,
         keys: ListKeys | None,
         old_list: ListState | None,
@@ -412,7 +414,7 @@ class SignedList:
             and not state.is_due(now)
         )
 
-    def _remove_superseded_files(self, disk: Disk, names: Iterable[str], now: datetime) -> None:
+    def _remove_superseded_files(self, disk: DurableDirectory, names: Iterable[str], now: datetime) -> None:
         self._superseded = {name: self._superseded.get(name, now) for name in sorted(names)}
         for name, since in self._superseded.items():
             if now - since >= _RETENTION:
@@ -420,7 +422,7 @@ class SignedList:
         disk.sync()
 
 
-def _write(disk: Disk, files: Mapping[str, bytes], now: datetime) -> None:
+def _write(disk: DurableDirectory, files: Mapping[str, bytes], now: datetime) -> None:
     """Write files durably: stage and sync all of them before placing the first one."""
     try:
         for path, content in files.items():
@@ -445,7 +447,7 @@ def parse_list_version(timestamp: bytes | None) -> int:
     return version if isinstance(version, int) and 0 < version <= _MAX_VERSION else 0
 
 
-def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
+def _read_state(disk: DurableDirectory, keys: ListKeys | None) -> ListState | None:
     """Return the list in the tree, or None if these keys did not sign it."""
     try:
         timestamp = _verify_metadata(disk.read(LIST_TIMESTAMP), keys, _TimestampMeta)
@@ -469,7 +471,7 @@ def _read_state(disk: Disk, keys: ListKeys | None) -> ListState | None:
     )
 
 
-def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> TargetFiles:
+def _read_bin(disk: DurableDirectory, keys: ListKeys | None, name: str, version: int) -> TargetFiles:
     """Return the targets in a bin. Raises `_UnusableList` if gitboot did not write the file."""
     bin_meta = _verify_metadata(disk.read(f"{SIGNED}{version}.{name}.json"), keys, _BinMeta)
     if bin_meta.version != version:
@@ -477,7 +479,7 @@ def _read_bin(disk: Disk, keys: ListKeys | None, name: str, version: int) -> Tar
     return {target: ListedFile(meta.hashes.sha256, meta.length) for target, meta in bin_meta.targets.items()}
 
 
-def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: TargetFiles) -> bool:
+def _has_targets(disk: DurableDirectory, keys: ListKeys | None, state: ListState, targets: TargetFiles) -> bool:
     """Return whether a list contains these targets. Return False if a bin is missing or unusable."""
     with suppress(_UnusableList, KeyError):
         for target, listed in targets.items():
@@ -488,7 +490,7 @@ def _has_targets(disk: Disk, keys: ListKeys | None, state: ListState, targets: T
     return False
 
 
-def _read_all_targets(disk: Disk, tree: Tree) -> dict[str, ListedFile | None]:
+def _read_all_targets(disk: DurableDirectory, tree: Tree) -> dict[str, ListedFile | None]:
     """Return the digest and the size of each server's listing by target name, based on the states in the manifest."""
     targets: dict[str, ListedFile | None] = {}
     for server, digest in tree.iter_servers():

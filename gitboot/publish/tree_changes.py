@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk, NotAFolder, has_content, is_file
+from gitboot.publish.durable_files import DurableDirectory, NotAFolder, is_file
 from gitboot.publish.manifest import (
     MANIFEST,
     Head,
@@ -153,7 +153,7 @@ class ContentReferences:
 
 
 def decide_changes(
-    disk: Disk,
+    disk: DurableDirectory,
     tree: Tree,
     references: ContentReferences,
     publication: Publication,
@@ -182,7 +182,7 @@ class _ChangePlanner:
     """Plans one publication. Its public methods are the steps, in the order in which `decide_changes` calls them."""
 
     def __init__(
-        self, disk: Disk, tree: Tree, references: ContentReferences, publication: Publication, at: datetime
+        self, disk: DurableDirectory, tree: Tree, references: ContentReferences, publication: Publication, at: datetime
     ) -> None:
         self._disk, self._tree = disk, tree
         self._references, self._publication = references, publication
@@ -282,7 +282,7 @@ class _ChangePlanner:
         self._suspects |= differing
 
     def _may_differ(self, path: str, file: File) -> bool:
-        return path in self._tree.pending or self._disk.size(path) != len(file.content)
+        return path in self._tree.pending or self._disk.get_size(path) != len(file.content)
 
     # Compare the contents of these files
 
@@ -297,7 +297,7 @@ class _ChangePlanner:
             except NotAFolder as error:
                 foreign_paths.add(error.path)
                 continue
-            if path not in self._tree.pending and has_content(self._disk, path, file_stat, file.content):
+            if path not in self._tree.pending and self._disk.has_content(path, file_stat, file.content):
                 continue
             if file_stat is None or (is_file(file_stat) and any(path in paths for paths in own_files)):
                 self.changes.written.append(path)
@@ -387,7 +387,10 @@ def _find_dropped_content(before: Iterable[str], after: Collection[str]) -> Iter
 
 
 def find_index_changes(
-    disk: Disk, removed_pairs: Collection[Pair], added_pairs: Collection[Pair], pending_paths: Collection[str]
+    disk: DurableDirectory,
+    removed_pairs: Collection[Pair],
+    added_pairs: Collection[Pair],
+    pending_paths: Collection[str],
 ) -> tuple[Shards, Shards]:
     """Return the changed and pending index shards in two versions.
 
@@ -414,7 +417,7 @@ def find_index_changes(
 
 
 def rebuild_index(
-    disk: Disk, identities: Mapping[str, tuple[str, ...]], pending_paths: Collection[str]
+    disk: DurableDirectory, identities: Mapping[str, tuple[str, ...]], pending_paths: Collection[str]
 ) -> tuple[Shards, Shards]:
     """Return the shards to write for an index of exactly these identities.
 
@@ -424,7 +427,7 @@ def rebuild_index(
     new_index: dict[str, dict[str, tuple[str, ...]]] = build_index(identities)
     union_shards: Shards = {}
     final_shards: Shards = {}
-    for path in sorted({*new_index, *(f"{INDEX}/{name}" for name in disk.names(INDEX))}):
+    for path in sorted({*new_index, *(f"{INDEX}/{name}" for name in disk.list_names(INDEX))}):
         before = None  # the shard is missing or damaged
         with suppress(ValueError):
             before = parse_shard(disk.read(path) or b"")

@@ -15,7 +15,7 @@ from gitboot.errors import PublishError, UsageError
 from gitboot.files import is_directory, write_atomically
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
-from gitboot.publish.durable_files import Disk, split_path
+from gitboot.publish.durable_files import DurableDirectory, split_path
 from gitboot.publish.manifest import (
     HISTORY,
     MANIFEST,
@@ -76,7 +76,7 @@ _T = TypeVar("_T")
 class Tree:
     """A tree's manifest, pending changes and retired content. They are read from the disk on first use."""
 
-    def __init__(self, disk: Disk) -> None:
+    def __init__(self, disk: DurableDirectory) -> None:
         self._disk = disk
         older = read_older_tree(disk)
         self.head: Head | None = None
@@ -97,7 +97,7 @@ class Tree:
             self.outdated = older.parts
         self.batches = {
             _parse(disk, f"{_RETIRED}/{name}", name.removesuffix(".json"), parse_instant)
-            for name in disk.names(_RETIRED)
+            for name in disk.list_names(_RETIRED)
             if name.endswith(".json")
         }
         self.retired = {  # by path, the time since which the content is unused
@@ -185,13 +185,13 @@ class Tree:
             self.retired = {path: since for path, since in self.retired.items() if since in self.batches}
 
 
-def is_empty_tree(disk: Disk, tree: Tree) -> bool:
+def is_empty_tree(disk: DurableDirectory, tree: Tree) -> bool:
     """Return whether gitboot has never published to the tree and the tree does not contain unknown files."""
     if tree.origin is not None or tree.pending or tree.batches:
         return False
     own_names = {split_path(path)[1] for path in (PRIVATE_FOLDER, STATUS)}
     # gitboot does not publish the files in boot/assets
-    return {"assets"}.issuperset(disk.names("boot")) and own_names.issuperset(disk.names("ops"))
+    return {"assets"}.issuperset(disk.list_names("boot")) and own_names.issuperset(disk.list_names("ops"))
 
 
 def check_path(path: str) -> None:
@@ -222,7 +222,7 @@ def read_manifest(root: Path) -> Manifest | None:
     """
     if not is_directory(root):
         return None
-    with closing(Disk(root)) as disk:
+    with closing(DurableDirectory(root)) as disk:
         whole = _read_whole_tree(disk)
         if whole is not None and whole.damaged_paths and whole.is_stable:
             raise build_damage_error(disk.root, whole.damaged_paths[0])
@@ -243,7 +243,7 @@ def read_state(root: Path, server: str) -> PublishedServer | None:
 class _WholeTree:
     """A completely read tree: all files in the manifest, and the parts of the manifest that have a wrong digest."""
 
-    def __init__(self, disk: Disk, head: Head) -> None:
+    def __init__(self, disk: DurableDirectory, head: Head) -> None:
         self._disk = disk
         self.damaged_paths: list[str] = []  # the paths of wrong parts of the manifest, and of wrong states
         files: dict[str, ListedFile] = {}
@@ -254,7 +254,7 @@ class _WholeTree:
                     path = state_path(server)
                     state = self._read_part(path, digest, parse_state)
                     if state is not None:
-                        files |= {**state.files, path: ListedFile(digest, disk.size(path) or 0)}
+                        files |= {**state.files, path: ListedFile(digest, disk.get_size(path) or 0)}
         if head.shared is not None:
             files |= self._read_part(SHARED, head.shared, parse_listing) or {}
         self.manifest = Manifest(origin=head.origin, files=dict(sorted(files.items())))
@@ -270,7 +270,7 @@ class _WholeTree:
         return None
 
 
-def _read_whole_tree(disk: Disk) -> _WholeTree | None:
+def _read_whole_tree(disk: DurableDirectory) -> _WholeTree | None:
     while (data := disk.read(MANIFEST)) is not None:
         whole = _WholeTree(disk, _parse(disk, MANIFEST, data, parse_head))
         # A publication may have completed after the head was read.
@@ -279,12 +279,12 @@ def _read_whole_tree(disk: Disk) -> _WholeTree | None:
     return None
 
 
-def _read(disk: Disk, path: str, parse_file: Callable[[bytes], _T]) -> _T | None:
+def _read(disk: DurableDirectory, path: str, parse_file: Callable[[bytes], _T]) -> _T | None:
     data = disk.read(path)
     return None if data is None else _parse(disk, path, data, parse_file)
 
 
-def _parse(disk: Disk, path: str, data: _S, parse_file: Callable[[_S], _T]) -> _T:
+def _parse(disk: DurableDirectory, path: str, data: _S, parse_file: Callable[[_S], _T]) -> _T:
     try:
         return parse_file(data)
     except ValueError as error:
@@ -316,7 +316,7 @@ class OlderTree(Struct, frozen=True, kw_only=True):
     parts: frozenset[str]  # the files of the manifest itself
 
 
-def read_older_tree(disk: Disk) -> OlderTree | None:
+def read_older_tree(disk: DurableDirectory) -> OlderTree | None:
     """Read a tree of gitboot 0.1.0, or return None for other trees. Ignore parts of its manifest that were replaced."""
     match _parse_older_manifest(disk.read(MANIFEST)):
         case {
@@ -427,7 +427,7 @@ def find_changed_servers(tree: Tree, previous: Inventory) -> dict[str, tuple[str
     return None
 
 
-def find_leftover_pairs(disk: Disk, tree: Tree) -> frozenset[Pair] | None:
+def find_leftover_pairs(disk: DurableDirectory, tree: Tree) -> frozenset[Pair] | None:
     """Return (identity, server) pairs that an interrupted publication may have wrongly left in the index.
 
     Return None if a pending part of the index is not readable.
@@ -460,7 +460,7 @@ def find_damage(root: Path) -> Iterator[str | None]:
     existence and the size of files, and the content of states. Servers that are published during the check may be
     included, but publishing them again is harmless.
     """
-    with closing(Disk(root)) as disk:
+    with closing(DurableDirectory(root)) as disk:
         tree = Tree(disk)
         shards: dict[str, Shard | None] = {}
         if not _has_sizes(disk, tree.read_shared()):
@@ -476,11 +476,13 @@ def find_damage(root: Path) -> Iterator[str | None]:
                 yield _find_unindexed_server(disk, shards, state)
 
 
-def _has_sizes(disk: Disk, files: Mapping[str, ListedFile]) -> bool:
-    return all(disk.size(path) == file.size for path, file in files.items())
+def _has_sizes(disk: DurableDirectory, files: Mapping[str, ListedFile]) -> bool:
+    return all(disk.get_size(path) == file.size for path, file in files.items())
 
 
-def _find_unindexed_server(disk: Disk, shards: dict[str, Shard | None], state: PublishedServer) -> str | None:
+def _find_unindexed_server(
+    disk: DurableDirectory, shards: dict[str, Shard | None], state: PublishedServer
+) -> str | None:
     """Return the server's name if an identity of the server is missing from the index.
 
     Return `ALL` if a shard is not readable.
@@ -497,7 +499,7 @@ def _find_unindexed_server(disk: Disk, shards: dict[str, Shard | None], state: P
     return None
 
 
-def _read_shard(disk: Disk, path: str) -> Shard | None:
+def _read_shard(disk: DurableDirectory, path: str) -> Shard | None:
     with suppress(PublishError, ValueError):
         return parse_shard(disk.read(path) or b"{}")
     return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk, TreeModes, is_full, staging_path
+from gitboot.publish.durable_files import DurableDirectory, StagedFile, TreeModes, is_disk_full, staging_path
 from gitboot.publish.manifest import compute_digest
 from gitboot.publish.tree_reader import LOCK, RESERVES
 from gitboot.render.endpoint_files import (
@@ -66,7 +66,7 @@ class WindowEnds:
         """Return whether `end` may have to change the tree at ``root`` by the time ``at``."""
         return self._must_read_all(root) or any(end <= at for end in self._ends.values())
 
-    def end(self, disk: Disk, at: datetime, modified_at: datetime) -> EndedWindows:
+    def end(self, disk: DurableDirectory, at: datetime, modified_at: datetime) -> EndedWindows:
         """Replace the files of all windows that have ended by ``at``.
 
         No other process may publish to the tree during the call. Each file gets the content that is valid for its path
@@ -155,7 +155,7 @@ def end_windows(root: Path, window_ends: WindowEnds, at: datetime) -> EndedWindo
         modes = TreeModes.from_folder((root / BOOT).stat())
     except OSError as error:
         raise PublishError(f"{root / BOOT}: {error.strerror}") from error
-    with closing(Disk(root, modes)) as disk:
+    with closing(DurableDirectory(root, modes)) as disk:
         if disk.lock(LOCK):
             return EndedWindows((), None)
         # When the window ends, another host may publish a boot at the same path with a date in this second. gitboot
@@ -164,9 +164,9 @@ def end_windows(root: Path, window_ends: WindowEnds, at: datetime) -> EndedWindo
         return window_ends.end(disk, at, datetime.fromtimestamp(0, UTC))
 
 
-def _list_servers(disk: Disk) -> list[str]:
+def _list_servers(disk: DurableDirectory) -> list[str]:
     """Return the servers with a state in the tree."""
-    servers = (parse_state_path(f"{_SERVERS}/{name}") for name in disk.names(_SERVERS))
+    servers = (parse_state_path(f"{_SERVERS}/{name}") for name in disk.list_names(_SERVERS))
     return [server for server in servers if server is not None]
 
 
@@ -180,7 +180,7 @@ class _WindowCheck(NamedTuple):
     next_transition: datetime | None  # when gitboot must check the server again; None: it has no other window
 
 
-def _check_windows(disk: Disk, server: str, at: datetime) -> _WindowCheck:
+def _check_windows(disk: DurableDirectory, server: str, at: datetime) -> _WindowCheck:
     """Compare the files of a server with the windows in its state. Raises PublishError if a file cannot be read."""
     data = disk.read(state_path(server))
     if data is None or _IN_WINDOW not in data:
@@ -192,7 +192,9 @@ def _check_windows(disk: Disk, server: str, at: datetime) -> _WindowCheck:
     return _WindowCheck(dict(_find_ended_window_files(disk, state, at)), _find_next_transition(state, at))
 
 
-def _find_ended_window_files(disk: Disk, state: PublishedServer, at: datetime) -> Iterator[tuple[str, bytes | None]]:
+def _find_ended_window_files(
+    disk: DurableDirectory, state: PublishedServer, at: datetime
+) -> Iterator[tuple[str, bytes | None]]:
     """Yield each file of a server whose window has ended, with its new content, or None if it must be removed."""
     for path, versions in sorted(state.paths.items()):
         current, _ = find_version(versions, at)
@@ -218,7 +220,7 @@ def _find_next_transition(state: PublishedServer, at: datetime) -> datetime | No
     return min((since for since in times if since > at), default=None)
 
 
-def _read_content(disk: Disk, state: PublishedServer, version: PathVersion | None) -> bytes | None:
+def _read_content(disk: DurableDirectory, state: PublishedServer, version: PathVersion | None) -> bytes | None:
     """Return the content of a version, or the fallback if the boot writes a disk. Return None if there is no file."""
     if version is None:
         return None
@@ -236,7 +238,7 @@ _Contents = Mapping[str, _NewContents]  # by server
 class _FileReplacement:
     """Replaces files of servers durably, and records the servers of which a file changed."""
 
-    def __init__(self, disk: Disk, modified_at: datetime) -> None:
+    def __init__(self, disk: DurableDirectory, modified_at: datetime) -> None:
         self._disk, self._modified_at = disk, modified_at
         self.changed_servers: set[str] = set()
 
@@ -257,7 +259,7 @@ class _FileReplacement:
             self._replace_together(contents)
             return {}
         except PublishError as error:
-            group_size = 1 if is_full(error) else (len(contents) + 1) // 2
+            group_size = 1 if is_disk_full(error) else (len(contents) + 1) // 2
         servers = list(contents)
         failures: dict[str, PublishError] = {}
         for start in range(0, len(servers), group_size):
@@ -292,7 +294,7 @@ class _FileReplacement:
             try:
                 return self._replace_together(contents)
             except PublishError as error:
-                if not (is_full(error) and _free_reserve(self._disk)):
+                if not (is_disk_full(error) and _free_reserve(self._disk)):
                     raise
 
     def _replace_together(self, contents: _Contents) -> None:
@@ -320,33 +322,33 @@ class _FileReplacement:
             raise
 
     def _stage(self, files: _NewContents) -> None:
-        linked_paths: dict[bytes, str] = {}  # files with the same content need the space of one file
+        staged_files: dict[bytes, StagedFile] = {}  # files with the same content need the space of one file
         for path, content in sorted(files.items(), key=lambda item: (item[1] or b"", item[0])):
             if content is not None:
-                self._disk.stage(path, content, self._modified_at, linked_path=linked_paths.get(content))
-                linked_paths.setdefault(content, path)
+                staged_file = self._disk.stage(path, content, self._modified_at, staged_files.get(content))
+                staged_files.setdefault(content, staged_file)
 
     def _remove(self, server: str, path: str) -> None:
         try:
             self._disk.remove(path)
         finally:
-            if self._disk.size(path) is None:  # `remove` may fail after it has removed the file
+            if self._disk.get_size(path) is None:  # `remove` may fail after it has removed the file
                 self.changed_servers.add(server)
 
 
-def _free_reserve(disk: Disk) -> bool:
+def _free_reserve(disk: DurableDirectory) -> bool:
     """Remove a file of the reserve. Return False if there is no file that gitboot can remove."""
     for path in RESERVES:
-        if disk.size(path) is not None:
+        if disk.get_size(path) is not None:
             with suppress(PublishError):
                 disk.remove(path)
                 return True
     return False
 
 
-def fill_reserve(disk: Disk) -> None:
+def fill_reserve(disk: DurableDirectory) -> None:
     """Reserve the space and the inodes that gitboot needs to end windows on a full disk, or as much as is free."""
     for path, size_bytes in RESERVES.items():
         with suppress(PublishError):
-            if disk.size(path) != size_bytes:
+            if disk.get_size(path) != size_bytes:
                 disk.reserve_space(path, size_bytes)

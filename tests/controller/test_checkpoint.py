@@ -32,7 +32,7 @@ from gitboot.git.clone import Source
 from gitboot.ledger import instance_tables
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish import publisher
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import DurableDirectory
 from gitboot.publish.manifest import MANIFEST, compute_digest
 from gitboot.publish.tree_reader import (
     ALL,
@@ -153,8 +153,8 @@ class Twin:
             return acted
 
         with pytest.MonkeyPatch.context() as patch, suppress(Killed):
-            for act in (Disk.stage, Disk.place, Disk.remove, Disk.sync):
-                patch.setattr(Disk, act.__name__, ends(act))
+            for act in (DurableDirectory.stage, DurableDirectory.place, DurableDirectory.remove, DurableDirectory.sync):
+                patch.setattr(DurableDirectory, act.__name__, ends(act))
             self.parts.reconciler.reconcile(now, fetched=LastFetch(), wait=True)
         self.end()
 

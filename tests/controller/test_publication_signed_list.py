@@ -31,7 +31,7 @@ from gitboot.errors import InvalidRepository, NotEvaluated, PublishError, Source
 from gitboot.evaluator.protocol import Commit, EvaluationResult, build_limit_problem
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import format_instant
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import DurableDirectory
 from gitboot.publish.list_root import replace_list_keys
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.signed_list import VALID
@@ -532,14 +532,14 @@ def test_a_window_that_cannot_be_ended_is_reported_once_and_tried_again(
     monkeypatch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
     with run_in_process(left, repair_repository.bare, clock=lambda: OVER) as parts:
         with monkeypatch.context() as patch:
-            stage = Disk.stage
+            stage = DurableDirectory.stage
 
-            def full(self: Disk, path: str, *args: object, **kwargs: object) -> None:
+            def full(self: DurableDirectory, path: str, *args: object, **kwargs: object) -> None:
                 if path.startswith("boot/"):
                     raise PublishError("no space left on device")
                 stage(self, path, *args, **kwargs)  # type: ignore[arg-type]
 
-            patch.setattr(Disk, "stage", full)
+            patch.setattr(DurableDirectory, "stage", full)
             times = reconcile_until(parts, OVER, OVER + timedelta(minutes=1))
         assert len(times) > 5
         assert len([each for each in parts.events if each.type == "WindowsNotEnded" and each.warning]) == 1
@@ -554,16 +554,16 @@ def test_servers_with_replaced_files_are_published_even_if_a_later_file_failed(
     """The instance goes on from a checkpoint, and publishes before it tries again to end the windows."""
     monkeypatch.setattr(checkpoint, "MIN_SERVERS", 0)
     publish_two_commits(tmp_path, repair_repository)
-    place = Disk.place
+    place = DurableDirectory.place
 
-    def full(self: Disk, path: str) -> None:
+    def full(self: DurableDirectory, path: str) -> None:
         if path == f"boot/{ENTRIES[1]}":
             raise PublishError("no space left on device")
         place(self, path)
 
     with monkeypatch.context() as patch:
         patch.setattr(InProcessEvaluator, "evaluate", never_evaluate)
-        patch.setattr(Disk, "place", full)
+        patch.setattr(DurableDirectory, "place", full)
         with run_in_process(tmp_path, repair_repository.bare, clock=lambda: OPEN) as parts:
             reconcile_until(parts, OPEN, OVER)
             assert count_maintenance(tmp_path) == 1

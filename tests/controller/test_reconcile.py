@@ -29,7 +29,7 @@ from gitboot.git.clone import CloneReader, Source
 from gitboot.git.remote import Remote
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.store import Transaction
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import DurableDirectory
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.tree_reader import read_tree_records
 from gitboot.publish.window_ends import EndedWindows
@@ -754,14 +754,14 @@ def test_while_offers_cannot_be_stored_a_server_keeps_its_boot_until_its_window_
 def refuse_scripts() -> Iterator[None]:
     """The disk rejects the first boot script of each publication after all states, or the page."""
 
-    def refuse(disk: Disk, path: str) -> None:
+    def refuse(disk: DurableDirectory, path: str) -> None:
         if path.startswith(("boot/", "ops/pages/")) and not is_content(path):
             raise PublishError(f"{path}: no space left on device")
         place(disk, path)
 
-    place = Disk.place
+    place = DurableDirectory.place
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Disk, "place", refuse)
+        patch.setattr(DurableDirectory, "place", refuse)
         yield
 
 

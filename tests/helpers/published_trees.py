@@ -15,7 +15,7 @@ import pytest
 from msgspec import structs
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import DurableDirectory
 from gitboot.publish.manifest import MANIFEST, compute_digest
 from gitboot.publish.publisher import OutputDirectory, PublicationResult
 from gitboot.publish.targets.followed_tree import FollowedTree
@@ -75,7 +75,7 @@ def verify_tree(root: Path) -> tuple[str, ...]:
 
     During a publication or after a crash, these include the files that the publication has changed so far.
     """
-    with closing(Disk(root)) as disk:
+    with closing(DurableDirectory(root)) as disk:
         found = _read_whole_tree(disk)
         if found is None:
             raise PublishError(f"{root}: expected an output tree, found no {MANIFEST}")
@@ -131,16 +131,16 @@ def record_calls(monkeypatch: pytest.MonkeyPatch, *methods: str) -> list[str]:
     paths: list[str] = []
 
     def watch(name: str) -> None:
-        act = getattr(Disk, name)
+        act = getattr(DurableDirectory, name)
 
-        def record_call(disk: Disk, path: str, *args: Any) -> Any:
+        def record_call(disk: DurableDirectory, path: str, *args: Any) -> Any:
             if name != "remove":
                 paths.append(path)
             elif (disk.root / path).exists():
                 paths.append(f"-{path}")
             return act(disk, path, *args)
 
-        monkeypatch.setattr(Disk, name, record_call)
+        monkeypatch.setattr(DurableDirectory, name, record_call)
 
     for name in methods:
         watch(name)
@@ -149,7 +149,7 @@ def record_calls(monkeypatch: pytest.MonkeyPatch, *methods: str) -> list[str]:
 
 # Bring a target up to a published directory, as a follower does, and end that in the middle.
 
-_place = Disk.place
+_place = DurableDirectory.place
 
 
 class TargetKilled(BaseException):
@@ -177,11 +177,11 @@ def sync_target(store: FileStore, root: Path, *, name: str = "target", ledger: s
     return target
 
 
-def kill_after(replaced: int) -> Callable[[Disk, str], None]:
-    """Return a `Disk.place` that raises `TargetKilled` after so many files, unless that is 0."""
+def kill_after(replaced: int) -> Callable[[DurableDirectory, str], None]:
+    """Return a `DurableDirectory.place` that raises `TargetKilled` after so many files, unless that is 0."""
     places = count(1)
 
-    def place(disk: Disk, path: str) -> None:
+    def place(disk: DurableDirectory, path: str) -> None:
         if next(places) == replaced:
             raise TargetKilled
         _place(disk, path)

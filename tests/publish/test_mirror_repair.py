@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gitboot.errors import ForeignTree, PublishError
-from gitboot.publish.durable_files import Disk, staging_path
+from gitboot.publish.durable_files import DurableDirectory, staging_path
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.mirror_comparison import FolderMirror, MirrorFault
 from gitboot.publish.mirror_repair import ALL, BucketStore, FolderStore, RepairReport, repair
@@ -388,7 +388,7 @@ def test_a_repair_writes_nothing_from_a_tree_with_an_interrupted_publication(
     copy = shutil.copytree(publisher.boot, tmp_path / "boot")
     edit_file(copy / ENTRY[1:])
     with pytest.MonkeyPatch.context() as patch, suppress(TargetKilled):
-        patch.setattr(Disk, "place", kill_after(3))
+        patch.setattr(DurableDirectory, "place", kill_after(3))
         end_window(publisher)
     assert_refused(copy, r"a publication is in progress, or was interrupted", publisher)
     end_window(publisher)

@@ -23,7 +23,7 @@ from msgspec import structs
 from gitboot import __version__
 from gitboot.errors import ForeignTree, LockedByAnother, PublishError
 from gitboot.publish import durable_files
-from gitboot.publish.durable_files import Disk, staging_path
+from gitboot.publish.durable_files import DurableDirectory, staging_path
 from gitboot.publish.first_publication import FRESH, READY
 from gitboot.publish.manifest import TreeOrigin, find_leaf, leaf_path, node_path, render_listing
 from gitboot.publish.publisher import OutputDirectory, PublicationPreview, PublicationResult
@@ -230,7 +230,7 @@ def test_a_publication_checks_only_the_changed_servers(
 ) -> None:
     files = make_tree(servers=9)
     publish_files(directory, files, commit="one", at=AT)
-    looked = record_calls(monkeypatch, "lstat", "size")
+    looked = record_calls(monkeypatch, "lstat", "get_size")
     files[ENTRY] = File(b"another\n")
     published = publish_files(directory, files, commit="two", at=AT, changed=[ENTRY])
     own = split(files)[0][OWNER]
@@ -705,7 +705,7 @@ def test_a_tree_of_0_1_0_is_adopted_with_all_its_files(root: Path, stage: str, m
         publish(root, make_tree(2), ledger="theirs")
     if stage == "cut short":
         with monkeypatch.context() as patch:
-            patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("cut")))
+            patch.setattr(DurableDirectory, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("cut")))
             with pytest.raises(PublishError, match="cut"):
                 publish(root, make_tree(2))
     with OutputDirectory.open(root, ledger="ours") as directory:

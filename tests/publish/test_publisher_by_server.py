@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import DurableDirectory
 from gitboot.publish.manifest import (
     MANIFEST,
     Head,
@@ -38,7 +38,7 @@ SHARED: Files = {"boot/boot.ipxe": File(b"#!ipxe\n")}
 
 @pytest.fixture(autouse=True)
 def unsynced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Disk, "sync", lambda disk: None)
+    monkeypatch.setattr(DurableDirectory, "sync", lambda disk: None)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_an_interrupted_publication_leaves_nothing_in_the_index(
 ) -> None:
     publish(target, {"a": make_server("a", format_mac(1))}, complete=True)
     with monkeypatch.context() as patch:
-        patch.setattr(Disk, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("broken off")))
+        patch.setattr(DurableDirectory, "remove", lambda disk, path: (_ for _ in ()).throw(PublishError("broken off")))
         with pytest.raises(PublishError, match="broken off"):
             publish(target, {"a": make_server("a", format_mac(2))})
     publish(target, {})
@@ -188,7 +188,7 @@ def test_a_change_of_one_server_rewrites_at_most_16_kib_of_the_manifest_of_100_0
     for path, data in ((leaf_path(node, leaf), beside), (node_path(node), leaves), (MANIFEST, head)):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_bytes(data)
-    with closing(Disk(tmp_path)) as disk:
+    with closing(DurableDirectory(tmp_path)) as disk:
         _, parts = amend_manifest(Tree(disk), origin, {name: "1" * 64}, None)
     assert parts.keys() == {leaf_path(node, leaf), node_path(node), MANIFEST}
     assert beside.count(b":") > 10

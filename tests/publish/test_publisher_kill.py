@@ -27,7 +27,7 @@ from gitboot.errors import PublishError
 from gitboot.publish import durable_files as disk_module
 from gitboot.publish import first_publication
 from gitboot.publish import publisher as directory_module
-from gitboot.publish.durable_files import OPEN_MODES, Disk, TreeModes, staging_path
+from gitboot.publish.durable_files import OPEN_MODES, DurableDirectory, StagedFile, TreeModes, staging_path
 from gitboot.publish.first_publication import FRESH, READY
 from gitboot.publish.manifest import MANIFEST, SHARED, parse_digests, parse_head, parse_listing
 from gitboot.publish.publisher import OutputDirectory
@@ -389,7 +389,7 @@ def publish_with_errors(
 # Cut off from power
 
 
-class Recorder(Disk):
+class Recorder(DurableDirectory):
     """A disk that records its content after a power cut: what was synced, and any part of the rest."""
 
     def __init__(self, root: Path, modes: TreeModes = OPEN_MODES) -> None:
@@ -400,10 +400,10 @@ class Recorder(Disk):
         recorders[:] = [self]
 
     def stage(
-        self, path: str, content: bytes, at: datetime, linked_path: str | None = None, *, exact: bool = False
-    ) -> None:
-        super().stage(path, content, at, linked_path, exact=exact)
+        self, path: str, content: bytes, at: datetime, link_to: StagedFile | None = None, *, exact: bool = False
+    ) -> StagedFile:
         self.unsynced.append(("stage", path))
+        return super().stage(path, content, at, link_to, exact=exact)
 
     def place(self, path: str) -> None:
         super().place(path)
@@ -452,7 +452,7 @@ def states_after_cuts(root: Path, act: Callable[[OutputDirectory], object]) -> l
     """Return the possible states of a tree if the power is cut while a process runs."""
     dice = random.Random(20261120)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(directory_module, "Disk", Recorder)
+        patch.setattr(directory_module, "DurableDirectory", Recorder)
         with OutputDirectory.open(root, ledger="ours") as directory:
             act(directory)
     found = []
@@ -674,7 +674,7 @@ def test_e37_files_of_a_failed_sync_are_written_again(
             before = directory.inventory()
         ForgetfulDisk.fails_at, ForgetfulDisk.stands = number, read_tree(root)
         with monkeypatch.context() as patch:
-            patch.setattr(directory_module, "Disk", ForgetfulDisk)
+            patch.setattr(directory_module, "DurableDirectory", ForgetfulDisk)
             with OutputDirectory.open(root, ledger="ours") as directory:
                 try:
                     publish(directory, number + 1)
@@ -719,7 +719,7 @@ def test_a_sync_covers_all_changes_since_the_last_one(root: Path, monkeypatch: p
 
     with OutputDirectory.open(root, ledger="ours") as directory:
         publish(directory, 0)
-    monkeypatch.setattr(directory_module, "Disk", Watched)
+    monkeypatch.setattr(directory_module, "DurableDirectory", Watched)
     with OutputDirectory.open(root, ledger="ours") as directory:
         for version in range(1, 4):
             publish(directory, version)

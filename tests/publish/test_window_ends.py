@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gitboot.errors import PublishError
-from gitboot.publish.durable_files import Disk, staging_path
+from gitboot.publish.durable_files import DurableDirectory, staging_path
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.tree_reader import LOCK
 from gitboot.publish.window_ends import WindowEndError, WindowEnds, end_windows, fill_reserve
@@ -244,11 +244,11 @@ def test_a_window_that_could_not_be_ended_ends_with_the_next_try(here: Site, mon
     ends = WindowEnds(make_clock())
     end_windows(here.root, ends, AFTER)
 
-    def full(self: Disk, path: str, *_: object, **__: object) -> None:
+    def full(self: DurableDirectory, path: str, *_: object, **__: object) -> None:
         raise PublishError("no space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Disk, "stage", full)
+        patch.setattr(DurableDirectory, "stage", full)
         for _ in range(2):
             with pytest.raises(PublishError):
                 end_windows(here.root, ends, OVER)
@@ -268,13 +268,13 @@ def test_all_states_are_read_again_soon_if_one_was_replaced_and_rarely_otherwise
     now_s = 0.0
     ends = WindowEnds(lambda: now_s)
 
-    def slow(self: Disk, path: str) -> list[str]:
+    def slow(self: DurableDirectory, path: str) -> list[str]:
         nonlocal now_s
         now_s += 1
         return names(self, path)
 
-    names = Disk.names
-    monkeypatch.setattr(Disk, "names", slow)
+    names = DurableDirectory.list_names
+    monkeypatch.setattr(DurableDirectory, "list_names", slow)
     end_windows(here.root, ends, AFTER)
     assert now_s == 1
     now_s += 199
@@ -299,17 +299,17 @@ def test_a_failure_halfway_forgets_no_server_and_reads_no_other_state_again(
     servers = [server(name, "role: web") for name in names[1:]]
     here.publish(plan_fleet(*ALWAYS, *servers, repair, later, now=AFTER), at=AFTER)
     entry = f"boot/v1/boot/{make_mac('web03').replace(':', '-')}/boot.ipxe"
-    ends, place, done = WindowEnds(make_clock()), Disk.place, count(1)
+    ends, place, done = WindowEnds(make_clock()), DurableDirectory.place, count(1)
     if not is_first:
         end_windows(here.root, ends, AFTER)
 
-    def full(self: Disk, path: str) -> None:
+    def full(self: DurableDirectory, path: str) -> None:
         if (path == entry) if is_third_server else (next(done) >= 3):
             raise PublishError("no space left on device")
         place(self, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Disk, "place", full)
+        patch.setattr(DurableDirectory, "place", full)
         with pytest.raises(WindowEndError) as caught:
             end_windows(here.root, ends, OVER)
     assert caught.value.servers == (("web01", "web02", "web03") if is_third_server else ("web01",))
@@ -388,7 +388,7 @@ def test_a_second_window_ends_on_a_full_disk(full_site: Site) -> None:
 
 def test_every_window_ends_on_a_full_disk_if_the_reserve_belongs_to_another_user(full_site: Site) -> None:
     """For example, root has run `gitboot run --once`."""
-    with closing(Disk(full_site.root)) as disk:
+    with closing(DurableDirectory(full_site.root)) as disk:
         for path in (full_site.root, *full_site.root.rglob("*")):
             os.chown(path, 1234, -1)
         for path in find_reserve(full_site.root):
@@ -403,15 +403,18 @@ def test_every_window_ends_on_a_full_disk_if_the_reserve_belongs_to_another_user
 def test_a_reserve_that_cannot_be_used_does_not_hide_that_the_disk_is_full(
     full_site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reserve, remove = {str(path.relative_to(full_site.root)) for path in find_reserve(full_site.root)}, Disk.remove
+    reserve, remove = (
+        {str(path.relative_to(full_site.root)) for path in find_reserve(full_site.root)},
+        DurableDirectory.remove,
+    )
 
-    def fail(self: Disk, path: str, *_: object) -> None:
+    def fail(self: DurableDirectory, path: str, *_: object) -> None:
         if path in reserve:
             raise PublishError("read-only file system")
         remove(self, path)
 
-    monkeypatch.setattr(Disk, "remove", fail)
-    monkeypatch.setattr(Disk, "reserve_space", fail)
+    monkeypatch.setattr(DurableDirectory, "remove", fail)
+    monkeypatch.setattr(DurableDirectory, "reserve_space", fail)
     with pytest.raises(WindowEndError, match="free some space"):
         end_windows(full_site.root, WindowEnds(), OVER)
 
@@ -421,7 +424,7 @@ def test_the_rest_of_the_reserve_is_made_if_one_of_its_files_cannot_be(here: Sit
     for path in (first, *others):
         path.unlink()
     first.mkdir()
-    with closing(Disk(here.root)) as disk:
+    with closing(DurableDirectory(here.root)) as disk:
         fill_reserve(disk)
     assert sorted(find_reserve(here.root)) == [first, *others]
 
@@ -446,18 +449,18 @@ def test_a_sparse_copy_of_the_tree_still_reserves_the_space(here: Site, tmp_path
 def test_a_failure_of_one_server_keeps_no_other_window_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    here, act, mac = Site(tmp_path / "out"), getattr(Disk, method), make_mac("web02").replace(":", "-")
+    here, act, mac = Site(tmp_path / "out"), getattr(DurableDirectory, method), make_mac("web02").replace(":", "-")
     servers = [server(name, "role: web") for name in ("web02", "web03")]
     here.publish(plan_fleet(*ALWAYS, *servers, REPAIR, now=AFTER), at=AFTER)
 
-    def fail(self: Disk, path: str, *more: object, **options: object) -> object:
+    def fail(self: DurableDirectory, path: str, *more: object, **options: object) -> object:
         if path == "ops/servers/web02.json" or mac in path:
             raise PublishError("input/output error")
         return act(self, path, *more, **options)
 
     ends = WindowEnds(make_clock())
     with monkeypatch.context() as patch:
-        patch.setattr(Disk, method, fail)
+        patch.setattr(DurableDirectory, method, fail)
         with pytest.raises(WindowEndError) as caught:
             end_windows(here.root, ends, OVER)
         changed_servers = ("web01", "web03") if method == "read" else ("web01", "web02", "web03")
@@ -474,13 +477,13 @@ def test_one_server_that_fails_does_not_sync_every_other_server_alone(
     here, names = Site(tmp_path / "out"), [f"web{number:02}" for number in range(2, 33)]
     here.publish(plan_fleet(*ALWAYS, *(server(name, "role: web") for name in names), REPAIR, now=AFTER), at=AFTER)
     (here.root / staging_path(f"boot/{LOOKUPS[0].removeprefix('/')}")).mkdir()
-    sync, number_of_syncs = Disk.sync, count()
+    sync, number_of_syncs = DurableDirectory.sync, count()
 
-    def count_call(self: Disk) -> None:
+    def count_call(self: DurableDirectory) -> None:
         next(number_of_syncs)
         sync(self)
 
-    monkeypatch.setattr(Disk, "sync", count_call)
+    monkeypatch.setattr(DurableDirectory, "sync", count_call)
     with pytest.raises(WindowEndError) as caught:
         end_windows(here.root, WindowEnds(), OVER)
     assert set(caught.value.servers) >= set(names)
@@ -489,16 +492,16 @@ def test_one_server_that_fails_does_not_sync_every_other_server_alone(
 
 @contextmanager
 def make_path_fail(monkeypatch: pytest.MonkeyPatch, method: str, failing: str) -> Iterator[None]:
-    """Let a method of `Disk` fail for one path."""
-    act = getattr(Disk, method)
+    """Let a method of `DurableDirectory` fail for one path."""
+    act = getattr(DurableDirectory, method)
 
-    def fail(self: Disk, path: str, *more: object, **options: object) -> None:
+    def fail(self: DurableDirectory, path: str, *more: object, **options: object) -> None:
         if path == failing:
             raise PublishError(f"{path}: operation not permitted")
         act(self, path, *more, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Disk, method, fail)
+        patch.setattr(DurableDirectory, method, fail)
         yield
 
 

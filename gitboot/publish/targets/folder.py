@@ -16,7 +16,7 @@ from msgspec import structs
 from gitboot.child_processes import ProcessResult, run_with_input
 from gitboot.errors import HostUnreachable, PublishError
 from gitboot.files import lock_file, open_lock
-from gitboot.publish.durable_files import Disk, TreeModes, staging_path, to_publish_error
+from gitboot.publish.durable_files import DurableDirectory, TreeModes, staging_path, to_publish_error
 from gitboot.publish.manifest import compute_digest
 from gitboot.publish.targets.followed_tree import TargetFile
 from gitboot.publish.targets.follower import ReadCredentials, RsyncAddress
@@ -46,7 +46,7 @@ class TargetFolder:
         except OSError as error:
             hint = "create the folder with the permissions and the group that its files should have"
             raise PublishError(f"{root}: {error.strerror} ({hint})") from error
-        self._disk = Disk(root, modes)
+        self._disk = DurableDirectory(root, modes)
 
     @property
     def is_current(self) -> bool:
@@ -130,7 +130,7 @@ class TargetFolder:
     def _hold_lock(self) -> Iterator[None]:
         """Prevent other processes from running `create` or `replace` until the block ends."""
         try:
-            fd = open_lock("target.lock", self._disk.folders.make("ops"))
+            fd = open_lock("target.lock", self._disk.folders.make_folder("ops"))
         except OSError as error:
             raise to_publish_error(self.root, error) from error
         try:

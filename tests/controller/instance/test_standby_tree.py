@@ -31,7 +31,7 @@ from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import NotYetDone
 from gitboot.ledger import postgresql
 from gitboot.ledger.store import PostgresAddress
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import DurableDirectory
 from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import LOCK, PENDING, PRIVATE_FOLDER
 from gitboot.render.endpoint_files import TERMS
@@ -214,7 +214,7 @@ def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_onl
         rack.push("Install it once more")
         eventually(lambda: web.stands)
         with monkeypatch.context() as patch:
-            patch.setattr(Disk, "place", kill_after(Disk.place, 3))
+            patch.setattr(DurableDirectory, "place", kill_after(DurableDirectory.place, 3))
             with pytest.raises(KeyboardInterrupt):
                 eventually(lambda: try_prepare(hosts.two))
         assert (hosts.two.folder / "output" / PENDING).exists()
@@ -228,11 +228,11 @@ def test_an_instance_that_becomes_active_while_it_updates_its_tree_publishes_onl
         assert "flatcar-1" in find_boot_at_host(web, hosts.two)
 
 
-def kill_after(act: Callable[[Disk, str], None], after: int) -> Callable[[Disk, str], None]:
+def kill_after(act: Callable[[DurableDirectory, str], None], after: int) -> Callable[[DurableDirectory, str], None]:
     """It ends as a process that is killed, at what it does after so many times."""
     left = count(after, -1)
 
-    def call(disk: Disk, path: str) -> None:
+    def call(disk: DurableDirectory, path: str) -> None:
         if next(left) <= 0:
             raise KeyboardInterrupt
         act(disk, path)
@@ -355,9 +355,9 @@ def find_refusal(host: Host) -> str:
 HOLD_TREE = """
 import sys, time
 from pathlib import Path
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import DurableDirectory
 from gitboot.publish.tree_reader import LOCK
-disk = Disk(Path(sys.argv[1]))
+disk = DurableDirectory(Path(sys.argv[1]))
 if not disk.lock(LOCK):
     Path(sys.argv[2]).touch()
 time.sleep(600)

@@ -29,7 +29,7 @@ from gitboot.fetchlog.one_time_boots import FetchLogUnavailable
 from gitboot.ledger import instance_tables
 from gitboot.ledger.postgresql_fetch_log import SharedFetchLog
 from gitboot.model.scalars import SystemUuid
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import DurableDirectory
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.targets.folder import TargetFolder
 from gitboot.publish.targets.followed_tree import FollowedTree
@@ -171,7 +171,7 @@ class Site(RunningSite):
                 "mirror", lambda: store, ledger="of the site", heir_of=lambda: None, writer="a process"
             )
             tree = FollowedTree(self.folder / "output")
-            with suppress(TargetKilled), patch.object(Disk, "place", kill_after(replaced)):
+            with suppress(TargetKilled), patch.object(DurableDirectory, "place", kill_after(replaced)):
                 bring_up(target, tree)
                 return
         self.counts["mirror copied halfway"] += 1

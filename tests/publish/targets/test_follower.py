@@ -21,7 +21,7 @@ from gitboot.controller.publication import FollowedTarget
 from gitboot.controller.stages.publish import QUICK_START
 from gitboot.errors import HostUnreachable, LockedByAnother, PublishError, UsageError
 from gitboot.ledger.open_ledger import check_tables
-from gitboot.publish.durable_files import Disk
+from gitboot.publish.durable_files import DurableDirectory
 from gitboot.publish.manifest import MANIFEST
 from gitboot.publish.publisher import OutputDirectory
 from gitboot.publish.signed_list import VALID
@@ -717,10 +717,10 @@ def test_a_window_ends_at_a_target_while_gitboot_cannot_publish(tmp_path: Path) 
 def test_a_partly_placed_publication_does_not_delay_the_end_of_a_window_at_a_target(
     tmp_path: Path, fails_at: str, fails_first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, place = WindowSite(tmp_path), Disk.place
+    site, place = WindowSite(tmp_path), DurableDirectory.place
     site.documents = (*site.documents, server("web02", "role: web"))
 
-    def place_some(disk: Disk, path: str) -> None:
+    def place_some(disk: DurableDirectory, path: str) -> None:
         if path == (MANIFEST if fails_at == "the manifest" else make_script("web02")):
             raise PublishError("no space left on device")
         place(disk, path)
@@ -728,7 +728,7 @@ def test_a_partly_placed_publication_does_not_delay_the_end_of_a_window_at_a_tar
     with site.running():
         assert eventually(lambda: site.images[1] == "memtest")
         with monkeypatch.context() as patch:
-            patch.setattr(Disk, "place", place_some)
+            patch.setattr(DurableDirectory, "place", place_some)
             newer = (each.replace("-7", "-8").replace("flatcar-1", "flatcar-2") for each in site.documents[1:])
             site.bench.decide(make_fleet("baseURL: 'http://boot.test', unknownServers: {profile: repair}"), *newer)
             if fails_first:
@@ -744,10 +744,10 @@ def test_a_partly_placed_publication_does_not_delay_the_end_of_a_window_at_a_tar
 def test_a_file_that_can_never_be_replaced_delays_no_other_file_at_a_target_and_causes_no_more_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, place = WindowSite(tmp_path), Disk.place
+    site, place = WindowSite(tmp_path), DurableDirectory.place
     chained = f"boot/ipxe/{make_uuid('web01')}"
 
-    def place_others(disk: Disk, path: str) -> None:
+    def place_others(disk: DurableDirectory, path: str) -> None:
         if path == make_script("web01"):
             raise PublishError("the file is immutable")
         place(disk, path)
@@ -755,7 +755,7 @@ def test_a_file_that_can_never_be_replaced_delays_no_other_file_at_a_target_and_
     with site.running():
         assert site.follower.wait(60)
         site.block_publications()
-        monkeypatch.setattr(Disk, "place", place_others)
+        monkeypatch.setattr(DurableDirectory, "place", place_others)
         site.reconcile_without_publishing("21T04:00")
         assert eventually(lambda: "memtest" not in (site.copy / chained).read_text())
         assert site.follower.wait(60)
@@ -773,12 +773,12 @@ def test_a_file_that_can_never_be_replaced_delays_no_other_file_at_a_target_and_
 def test_a_file_that_cannot_be_read_keeps_no_other_window_open_at_a_target(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    site, read_from_disk, read_bytes = WindowSite(tmp_path), Disk.read, Path.read_bytes
+    site, read_from_disk, read_bytes = WindowSite(tmp_path), DurableDirectory.read, Path.read_bytes
     window = maintenance("repair", "20T22:00 21T04:00", select="{servers: [web01, web03]}")
     site.documents = (*SEED, server("web03", "role: web"), window)
     unreadable = make_script("web03")
 
-    def read_others_from_disk(disk: Disk, path: str, max_bytes: int | None = None) -> bytes | None:
+    def read_others_from_disk(disk: DurableDirectory, path: str, max_bytes: int | None = None) -> bytes | None:
         if path == unreadable:
             raise PublishError("input/output error")
         return read_from_disk(disk, path, max_bytes)
@@ -793,7 +793,7 @@ def test_a_file_that_cannot_be_read_keeps_no_other_window_open_at_a_target(
         assert site.images == ("memtest", "memtest")
         foreign = site.block_publications()
         with monkeypatch.context() as patch:
-            patch.setattr(Disk, "read", read_others_from_disk)
+            patch.setattr(DurableDirectory, "read", read_others_from_disk)
             patch.setattr(Path, "read_bytes", read_others)
             site.reconcile_without_publishing("21T04:00")
             assert site.images[0] == "disk"
