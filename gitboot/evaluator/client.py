@@ -21,7 +21,7 @@ from gitboot.evaluator import protocol
 from gitboot.evaluator.cache import ResultsFile, look_up
 from gitboot.evaluator.protocol import Commit, EvaluationLimits, EvaluationResult, build_limit_problem
 from gitboot.fleet.identities import Machine
-from gitboot.fleet.overlay import apply_changes, merge_changes
+from gitboot.fleet.overlay import apply_changes, apply_differences
 from gitboot.fleet.revision import Revision
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.explanation import SourceLocations
@@ -346,13 +346,13 @@ class _CommitAssembler:
                 servers=apply_changes(before.decisions.servers, self._decisions, removed),
                 networks=apply_changes(before.decisions.networks, self._networks, removed),
             ),
-            machines=merge_changes(before.machines, self._machines, result.removed_machines),
-            labels=merge_changes(before.labels, self._labels, removed),
-            sites=merge_changes(before.sites, result.sites, result.removed_sites),
-            written=merge_changes(written, self._written, removed),
+            machines=apply_differences(before.machines, self._machines, result.removed_machines),
+            labels=apply_differences(before.labels, self._labels, removed),
+            sites=apply_differences(before.sites, result.sites, result.removed_sites),
+            written=apply_differences(written, self._written, removed),
             locations=SourceLocations(
-                servers=merge_changes(locations.servers, result.locations, removed),
-                shared=merge_changes(locations.shared, result.documents, result.removed_documents),
+                servers=apply_differences(locations.servers, result.locations, removed),
+                shared=apply_differences(locations.shared, result.documents, result.removed_documents),
             ),
             withheld=before.withheld,
             base=base.revision if base is not None else None,

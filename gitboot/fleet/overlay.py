@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from heapq import merge
 from math import isqrt
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 K = TypeVar("K", bound=Any)
 V = TypeVar("V")
+_MISSING: Final = object()  # the value of a key that a mapping does not contain
 
 
 class Overlay(Mapping[K, V]):
-    """A mapping that shares nearly all of its values with a base mapping."""
+    """A mapping that shares nearly all of its values with a base mapping. Create overlays with `apply_changes`.
+
+    ``removed_keys`` are keys of the base. ``changed_values`` and ``removed_keys`` have no common key.
+    """
 
     __slots__ = ("added_keys", "base", "changed_values", "removed_keys")
 
@@ -69,25 +73,34 @@ def apply_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collec
             return changed_values
         return {key: changed_values[key] for key in sorted_keys}
     added_keys = tuple(sorted(key for key in changed_values if key not in base))
-    if len(changed_values) + len(removed_keys) <= _find_max_changes(base):
+    if len(changed_values) + len(removed_keys) <= _compute_max_changes(base):
         return Overlay(base, changed_values, removed_keys, added_keys)
-    flat = {**base, **changed_values}
+    new_base = {**base, **changed_values}
     for key in removed_keys:
-        del flat[key]
-    return dict(sorted(flat.items())) if added_keys else flat
+        del new_base[key]
+    return dict(sorted(new_base.items())) if added_keys else new_base
 
 
-def merge_changes(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
-    """Return the result of `apply_changes`, or ``before`` itself if the result would equal it.
-
-    A value must not be None.
-    """
-    if all(before.get(key) == value for key, value in changed.items()) and not any(key in before for key in removed):
+def apply_differences(before: Mapping[K, V], changed: Mapping[K, V], removed: Collection[K] = ()) -> Mapping[K, V]:
+    """Return the result of `apply_changes`, or ``before`` itself if the result would equal it."""
+    has_equal_values = all(before.get(key, _MISSING) == value for key, value in changed.items())
+    if has_equal_values and not any(key in before for key in removed):
         return before
     return apply_changes(before, changed, removed)
 
 
-def _find_max_changes(base: Mapping[K, V]) -> int:
+def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
+    """Return the keys whose values are different objects in the two mappings.
+
+    If both mappings share a base, the values in the base need no comparison.
+    """
+    base, changed_keys = _find_base_and_changed_keys(before)
+    other_base, other_changed_keys = _find_base_and_changed_keys(after)
+    keys = {*changed_keys, *other_changed_keys} if base is other_base else {*before, *after}
+    return {key for key in keys if before.get(key, _MISSING) is not after.get(key, _MISSING)}
+
+
+def _compute_max_changes(base: Mapping[K, V]) -> int:
     """Return the maximum number of changed keys in an overlay on ``base``.
 
     Each change copies the changed keys, and sometimes also the base. The total cost is lowest if the limit is about
@@ -97,18 +110,7 @@ def _find_max_changes(base: Mapping[K, V]) -> int:
     return 2 * isqrt(len(base)) if isinstance(base, dict) else len(base)
 
 
-def find_differing_keys(before: Mapping[K, V], after: Mapping[K, V]) -> set[K]:
-    """Return the keys whose values are different objects in the two mappings.
-
-    If both mappings share a base, the values in the base need no comparison. A value must not be None.
-    """
-    base, changed_keys = _split_layers(before)
-    other_base, other_changed_keys = _split_layers(after)
-    keys = {*changed_keys, *other_changed_keys} if base is other_base else {*before, *after}
-    return {key for key in keys if before.get(key) is not after.get(key)}
-
-
-def _split_layers(mapping: Mapping[K, V]) -> tuple[Mapping[K, V], Collection[K]]:
+def _find_base_and_changed_keys(mapping: Mapping[K, V]) -> tuple[Mapping[K, V], Collection[K]]:
     """Return the base of a mapping, and the keys whose values may differ from the base."""
     if isinstance(mapping, Overlay):
         return mapping.base, mapping.changed_values.keys() | mapping.removed_keys

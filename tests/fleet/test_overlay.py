@@ -5,15 +5,24 @@ from collections.abc import Mapping
 
 import pytest
 
-from gitboot.fleet.overlay import Overlay, apply_changes, merge_changes
+from gitboot.fleet.overlay import Overlay, apply_changes, apply_differences, find_differing_keys
 from tests.helpers.cases import for_each
 
 
 def test_the_same_object_is_returned_if_nothing_changed() -> None:
     before = {"a": 1, "b": 2}
 
-    assert merge_changes(before, {"a": 1}, ["c"]) is before
-    assert (merge_changes(before, {"a": 2}), before) == ({"a": 2, "b": 2}, {"a": 1, "b": 2})
+    assert apply_differences(before, {"a": 1}, ["c"]) is before
+    assert (apply_differences(before, {"a": 2}), before) == ({"a": 2, "b": 2}, {"a": 1, "b": 2})
+
+
+def test_a_key_with_the_value_none_differs_from_a_missing_key() -> None:
+    before: dict[str, int | None] = {"a": 1}
+
+    after = apply_differences(before, {"b": None})
+
+    assert after == {"a": 1, "b": None}
+    assert find_differing_keys(before, after) == {"b"}
 
 
 def test_a_small_change_does_not_copy_the_dictionary() -> None:
@@ -36,7 +45,7 @@ def test_many_changes_give_one_dictionary_in_order(seed: int) -> None:
         changed = {draw.choice(keys): draw.randint(0, 3) for _ in range(draw.randint(0, 3))}
         gone = [draw.choice(keys) for _ in range(draw.randint(0, 2))]
         before, kept = found, dict(found)
-        found = (merge_changes if number % 2 else apply_changes)(found, changed, gone)
+        found = (apply_differences if number % 2 else apply_changes)(found, changed, gone)
         model = {key: each for key, each in {**model, **changed}.items() if key not in gone}
 
         assert list(found.items()) == sorted(model.items())

@@ -15,7 +15,7 @@ from gitboot.controller.current_plans import find_changed_servers
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.identities import IdentityKey, Machine
-from gitboot.fleet.overlay import merge_changes
+from gitboot.fleet.overlay import apply_differences
 from gitboot.fleet.revision import Revision
 from gitboot.ledger.instance_tables import WithheldBoots
 from gitboot.model.boot_image import ConfigFrom
@@ -605,7 +605,7 @@ def remove_withheld_boots(accepted: Commit, withheld: WithheldBoots | None) -> C
         changed[name] = replace(servers[name], withheld=boots)
     return replace(
         accepted,
-        decisions=structs.replace(accepted.decisions, servers=merge_changes(servers, changed)),
+        decisions=structs.replace(accepted.decisions, servers=apply_differences(servers, changed)),
         withheld=local_boots,
     )
 
