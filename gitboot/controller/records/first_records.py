@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
@@ -136,14 +136,14 @@ def _write_first_records(
             unknown.setdefault(classification.why, []).append(machine.name)
         elif (new_record := classification.record(decision)) is not None:
             update.write_record(machine.uuid, machine.name, new_record)
+    advice = ""
+    if commit.fleet.has_instances_by_site:
+        advice = (
+            ". If another site managed the server before, run gitboot records take-over with the file from that "
+            "site instead"
+        )
     for why, names in sorted(unknown.items()):
-        message = f"{format_names(names)}: {why}. {advise_check(names[0])}"
-        if commit.fleet.has_instances_by_site:
-            message += (
-                ". If another site managed the server before, run gitboot records take-over with the file from that "
-                "site instead"
-            )
-        update.add_event("ServerUnknown", message, warning=True, servers=names)
+        _report_unknown_servers(update, names, why, advice)
 
 
 def _find_served_before(update: LedgerUpdate, decision: Decision) -> int | None:
@@ -338,16 +338,35 @@ def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boot
         record = update.record(decision.uuid) if decision is not None else None
         if decision is not None and record is not None and (find_last_seen(record) or _NEVER) < boot.at:
             outdated[decision.uuid] = boot.server
-    if not outdated:
-        return
-    update.dropped |= frozenset(outdated)
-    for uuid in outdated:
-        update.new_records.pop(uuid, None)
-    names = sorted(outdated.values())
-    update.add_event(
-        "ServerUnknown",
-        f"{format_names(names)}: an endpoint served a boot that this ledger never offered, so gitboot does not know "
-        f"what is installed. {advise_check(names[0])}",
-        warning=True,
-        servers=names,
-    )
+    why = "an endpoint served a boot that this ledger never offered, so gitboot does not know what is installed"
+    _drop_records(update, outdated, why)
+
+
+def drop_records_of_installed_boards(update: LedgerUpdate, commit: Commit, boards: Set[SystemUuid]) -> None:
+    """Drop a pending server's record if one of these earlier boards may have booted with the server's number.
+
+    gitboot may read the fetch of the earlier board only after it has accepted the commit that names the new board.
+    """
+    installed: dict[SystemUuid, str] = {}  # the names of servers by UUID
+    for machine in commit.machines.values():
+        if machine.replaces is None or boards.isdisjoint(_list_boards(update, machine.replaces)):
+            continue
+        decision, record = commit.decisions.servers[machine.name], update.record(machine.uuid)
+        is_new = record is not None and record.provision is None and not (record.offered or record.attempts)
+        if is_new and decision.provision <= (_find_served_before(update, decision) or 0):
+            installed[machine.uuid] = machine.name
+    _drop_records(update, installed, "the server may have booted its installation with its earlier board")
+
+
+def _drop_records(update: LedgerUpdate, servers: Mapping[SystemUuid, str], why: str) -> None:
+    """Drop the records of servers, and report that their state is unknown. ``servers`` are names by UUID."""
+    if servers:
+        update.dropped |= frozenset(servers)
+        for uuid in servers:
+            update.new_records.pop(uuid, None)
+        _report_unknown_servers(update, sorted(servers.values()), why)
+
+
+def _report_unknown_servers(update: LedgerUpdate, names: list[str], why: str, advice: str = "") -> None:
+    message = f"{format_names(names)}: {why}. {advise_check(names[0])}{advice}"
+    update.add_event("ServerUnknown", message, warning=True, servers=names)

@@ -241,6 +241,9 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
         evidence.accept_fetches_without_task(update, batch.machines_without_task, commit)
     if batch.fetches:
         evidence.record_fetches(update, batch.fetches, commit)
+        boards = {fetch.offer.uuid for fetch in batch.fetches} - commit.machines.keys()
+        if boards:
+            first_records.drop_records_of_installed_boards(update, commit, boards)
     update.spool_offsets = batch.spool_offsets  # stored together with the fetches
     if batch.unoffered_boots:
         first_records.drop_records_with_unoffered_boots(update, commit, batch.unoffered_boots)

@@ -448,6 +448,23 @@ def test_a_new_motherboard_is_installed_only_with_a_higher_number_than_any_board
     assert summarize_plan(bench.plan()) == expected, case
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["with the commit", "after the commit"])
+@pytest.mark.parametrize(("number", "expected"), [(1, UNKNOWN), (2, TO_INSTALL)])
+def test_a_new_motherboard_is_not_installed_again_if_the_fetch_of_the_old_one_is_read_late(
+    bench: Bench, number: int, expected: tuple[Phase, Cause], is_late: bool
+) -> None:
+    fetched = bench.decide(*fleet_of(1)).plan()
+    spec = server("web01", "role: web", f"provision: {number}, replaces: {make_uuid('web01')}")
+    bench.decide(
+        SEED[0], spec.replace(f"uuid: {make_uuid('web01')}", f"uuid: {make_uuid('board')}", 1), *fleet_of()[2:]
+    )
+    if is_late:
+        bench.plan()
+    boot_once(bench, fetched)
+    assert summarize_plan(bench.plan()) == expected
+    assert bench.told("ServerUnknown") == (["ServerUnknown"] if expected == UNKNOWN else [])
+
+
 # Declared
 
 
