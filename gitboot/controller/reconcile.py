@@ -11,7 +11,9 @@ from msgspec import structs
 from gitboot.child_processes import pause_garbage_collection
 from gitboot.controller.instance_state import InstanceState, LastFetch
 from gitboot.controller.reconcile_inputs import Components, ReconcileContext
-from gitboot.controller.stages.publish import plan, publish, report
+from gitboot.controller.stages.plan import plan
+from gitboot.controller.stages.publish import publish
+from gitboot.controller.stages.report import report
 from gitboot.controller.stages.start_bmc_tasks import start_bmc_tasks
 from gitboot.controller.stages.update_ledger import accept, learn, resume, take_in, write_ledger
 from gitboot.errors import LedgerError

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from gitboot.controller.instance_state import AcceptanceState
 from gitboot.controller.operator_requests import BeginWithRecords
-from gitboot.controller.stages.publish import LEDGER_RETRY
+from gitboot.controller.stages.report import LEDGER_RETRY
 from gitboot.errors import InvalidRepository, NotEvaluated, UsageError
 from gitboot.evaluator.protocol import Commit, EvaluationResult, build_limit_problem
 from gitboot.fleet.revision import Revision

@@ -18,7 +18,7 @@ import pytest
 
 from gitboot import __version__
 from gitboot.controller.publication import FollowedTarget
-from gitboot.controller.stages.publish import QUICK_START
+from gitboot.controller.stages.plan import QUICK_START
 from gitboot.errors import HostUnreachable, LockedByAnother, PublishError, UsageError
 from gitboot.ledger.open_ledger import check_tables
 from gitboot.publish.durable_files import DurableDirectory
