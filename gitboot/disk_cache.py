@@ -70,6 +70,7 @@ _SCHEMA: Final = (
     "CREATE INDEX entry_used ON entry (used)",
 )
 _PRAGMAS: Final = (
+    "page_size = 16384",  # bytes; most values are larger than the default page; only a new file gets this size
     "mmap_size = 0",  # if a mapped file is truncated, SIGBUS kills the process
     "synchronous = OFF",  # a power failure may damage the file, and gitboot then replaces the file
     "trusted_schema = OFF",
