@@ -81,6 +81,7 @@ _VOLUMES: Final = {
 }
 
 
+@lru_cache(maxsize=64)  # each format occurs in many boots
 def parse_family(format: str) -> UserDataFormat:
     return UserDataFormat(format.partition("/")[0])
 
