@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -518,13 +519,42 @@ def _read_node(node: yaml.Node, levels: int = 3) -> object:
 
 
 _YAST: Final = "http://www.suse.com/1.0/yast2ns"
+_PROFILE: Final = f"{_YAST} profile"
+# The text of an element by its type. Source: yast2, `XML.rb`.
+_YAST_TEXTS: Final = {
+    **dict.fromkeys(("disksize", "list", "map", "string"), re.compile(".*", re.DOTALL)),
+    "boolean": re.compile("true|false"),
+    "integer": re.compile(".*[0-9].*", re.DOTALL),
+    "symbol": re.compile(".+", re.DOTALL),
+}
 
 
 def _check_autoyast(text: str) -> None:
     """Check that the text is well-formed XML and an AutoYaST profile. Entity declarations are rejected."""
     roots: list[str] = []
+    open_elements: list[tuple[str, list[str]]] = []  # the types of the elements, and their texts
     parser = ParserCreate(namespace_separator=" ")
-    parser.StartElementHandler = lambda name, _: roots.append(name) if not roots else None
+
+    def start_element(name: str, attributes: Mapping[str, str]) -> None:
+        roots.append(name)
+        types = [value for key, value in attributes.items() if key.rpartition(" ")[2] in ("t", "type")]
+        open_elements.append((types[0] if types else "string", []))
+
+    def end_element(name: str) -> None:
+        type, texts = open_elements.pop()
+        text = "".join(texts).strip()
+        if roots[0] == _PROFILE and (type not in _YAST_TEXTS or _YAST_TEXTS[type].fullmatch(text) is None):
+            raise make_user_data_fault(
+                f"<{name.rpartition(' ')[2]}> in the rendered AutoYaST profile has the type {quote_value(type)} and "
+                f"the text {quote_value(text)}",
+                "use the types boolean (true or false), integer, string, symbol, list or map",
+                parser.CurrentLineNumber,
+                Code.AUTOYAST_DOCUMENT,
+            )
+
+    parser.StartElementHandler = start_element
+    parser.EndElementHandler = end_element
+    parser.CharacterDataHandler = lambda data: open_elements[-1][1].append(data)
     parser.EntityDeclHandler = _reject_entity
     try:
         parser.Parse(text.encode(), True)
@@ -535,7 +565,7 @@ def _check_autoyast(text: str) -> None:
             error.lineno,
             Code.AUTOYAST_DOCUMENT,
         ) from None
-    if roots[:1] != [f"{_YAST} profile"]:
+    if roots[0] != _PROFILE:
         raise make_user_data_fault(
             f"the root element of the rendered XML is <{quote_value(roots[0].rpartition(' ')[2])}>, not an AutoYaST "
             "profile",

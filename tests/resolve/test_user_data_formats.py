@@ -243,6 +243,29 @@ def test_finding_p10_each_document_of_talos_is_checked(text: str, message: str |
     assert (found is None) if message is None else message in str(found)
 
 
+PROFILE = '<profile xmlns="http://www.suse.com/1.0/yast2ns" xmlns:config="http://www.suse.com/1.0/configns">'
+
+
+@for_each(
+    ("elements", "message"),
+    [
+        ("<a>yes</a><b/><c><![CDATA[ ]]></c>", None),
+        ('<a config:type="boolean"> true </a><b t="integer">-5</b><c type="symbol">d</c>', None),
+        ('<a config:type="list"><b t="map"><c config:type="string"/></b></a><d config:type="disksize">5G</d>', None),
+        (
+            '<a config:type="boolean">yes</a>',
+            '<a> in the rendered AutoYaST profile has the type "boolean" and the text',
+        ),
+        ('<a><b t="integer"/></a>', '<b> in the rendered AutoYaST profile has the type "integer" and the text ""'),
+        ('<a config:type="symbol"/>', 'has the type "symbol" and the text ""'),
+        ('<a config:type="bool">true</a>', 'has the type "bool"'),
+    ],
+)
+def test_a_value_of_autoyast_matches_its_type(elements: str, message: str | None) -> None:
+    found = fault("AutoYaST", f"{PROFILE}\n{elements}\n</profile>\n")
+    assert (found is None) if message is None else message in str(found)
+
+
 PRESEED = {
     "d-i clock-setup/utc boolean true\n": True,
     "# a\n\n  d-i  a/b\tselect\n": True,
@@ -382,6 +405,7 @@ def test_finding_p10_a_fault_is_at_the_line_of_the_template(template: str, line:
         ("Talos", f"# a\u2028\u2028\x85\n{MACHINE}---\n{HOSTNAME}---\n- a\n", 10),
         ("Talos", f"# a\u2028\u2028\x85\n{MACHINE}x: [a", 5),
         ("AutoYaST", "<a>\n{{ '\\r\\r\\r' }}<b>\n</a>", 1),
+        ("AutoYaST", f"{PROFILE}\n<a t='integer'>\n</a></profile>", 3),
     ],
 )
 def test_a_line_ends_at_a_line_feed_alone_as_in_the_template(format: str, template: str, line: int) -> None:
