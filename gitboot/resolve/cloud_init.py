@@ -150,11 +150,18 @@ def _decompress(payload: str | bytes, name: str) -> str:
             if not member.eof:
                 raise zlib.error("the compressed data is incomplete")
             data = member.unused_data
-        return text.decode()
+        content = text.decode()
     except (zlib.error, UnicodeDecodeError) as error:
         raise make_user_data_fault(
             f"{name} of the rendered user data is not gzip-compressed text: {error}",
             "compress the part with gzip and encode it as base64, or do not compress it",
+        ) from None
+    try:  # cloud-init encodes the content with Message.get_payload, and reads the result as UTF-8
+        return content if content.isascii() else content.encode("raw-unicode-escape").decode()
+    except UnicodeDecodeError:
+        raise make_user_data_fault(
+            f"{name} of the rendered user data is compressed and not ASCII, so cloud-init cannot read it",
+            "do not compress the part",
         ) from None
 
 

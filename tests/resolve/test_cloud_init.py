@@ -106,6 +106,7 @@ REJECTED = {
     "a template that includes": "## template: jinja\n#cloud-config\n{% include 'a' %}\n",
     "a template of nothing that is known": "## template: jinja\nhostname: a\n",
     "a template that is broken YAML": "## template: jinja\n#cloud-config\na: [b\n",
+    "a compressed part that is not ASCII": packed("#cloud-config\nhostname: a\ngecos: é\n"),
     "a part of a type that is not known": mime(("text/own", "x\n")),
     "a part without a known beginning": mime(("text/plain", "hostname: a\n")),
     "a part that is broken YAML": mime(("text/cloud-config", CONFIG), ("text/cloud-config", "a: [b\n")),
