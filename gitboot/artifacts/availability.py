@@ -15,6 +15,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, count
 from threading import Event, Lock
 from typing import Any, Final, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct, structs
@@ -275,23 +276,28 @@ def compare_head(file: BootFile, head: ArtifactHead, before: Sighting | None = N
 
 
 _FIRMWARE_TYPES = frozenset({"application/efi", "application/vnd.efi-iso", "application/vnd.efi-img"})
+_FIRMWARE_EXTENSIONS = (".efi", ".iso", ".img")
 
 
-def find_firmware_obstacle(head: ArtifactHead) -> str | None:
+def find_firmware_obstacle(url: str, head: ArtifactHead) -> str | None:
     """Return why firmware would probably reject an artifact in UEFI HTTP boot, or None if no reason is known.
 
     UEFI Specification 2.10, section 24.7.3: the content type determines the kind of file, and the size must be known
-    before the download. Most firmware does not follow redirects.
+    before the download. EDK II uses the extension in the URL if it does not recognize the whole content type
+    (NetworkPkg/HttpBootDxe, HttpBootCheckImageType). Most firmware does not follow redirects.
     """
     if head.redirect_url is not None:
         shown_url = redact_url(head.redirect_url, may_be_path=False)
         return f"firmware does not follow redirects, but this URL redirects to {shown_url}"
     if head.size is None:
         return "firmware needs the file size, but the response has no Content-Length"
-    media_type = (head.content_type or "").partition(";")[0].strip().lower()
-    if media_type not in _FIRMWARE_TYPES:
+    media_type = (head.content_type or "").strip().lower()
+    if media_type not in _FIRMWARE_TYPES and not urlsplit(url).path.lower().endswith(_FIRMWARE_EXTENSIONS):
         expected = " or ".join(sorted(_FIRMWARE_TYPES))
-        return f"firmware needs the Content-Type {expected}, but it is {media_type or 'missing'}"
+        return (
+            f"firmware needs the Content-Type {expected}, but it is {media_type or 'missing'}, and the URL does not "
+            "end in .efi, .iso or .img"
+        )
     return None
 
 

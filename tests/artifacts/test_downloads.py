@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from gitboot.artifacts.availability import (
+    ArtifactHead,
     Fetcher,
     Presence,
     ReadResults,
@@ -36,6 +37,7 @@ from tests.helpers.artifact_servers import (
     registry,
     run_scripted_server,
 )
+from tests.helpers.cases import for_each
 from tests.helpers.endpoints import Site
 from tests.helpers.git_repositories import free_port
 from tests.helpers.http_peers import StrangeClient, strange_server
@@ -71,11 +73,11 @@ def test_a_file_of_nginx_is_verified(published: tuple[str, Path]) -> None:
     url, _ = published
     looked = check_artifact(WebFetcher(), make_boot_file(f"{url}/linux.efi"), read=False)
     assert (looked.presence, looked.head.size) == (Presence.FOUND, len(KERNEL))
-    assert find_firmware_obstacle(looked.head) is None
+    assert find_firmware_obstacle(url, looked.head) is None
     read = check_artifact(WebFetcher(), make_boot_file(f"{url}/linux.efi"), looked, read=True)
     assert (read.presence, read.head.version) == (Presence.VERIFIED, looked.head.version)
     assert read.head.version is not None
-    assert find_firmware_obstacle(WebFetcher().head(f"{url}/vmlinuz")) is not None  # octets
+    assert find_firmware_obstacle(f"{url}/vmlinuz", WebFetcher().head(f"{url}/vmlinuz")) is not None  # octets
 
 
 def test_a_file_that_nginx_lacks_is_missing_until_it_appears(published: tuple[str, Path]) -> None:
@@ -238,7 +240,7 @@ def test_a_redirect_is_followed_and_firmware_would_not(server: ArtifactServer) -
     assert (seen.presence, seen.head.redirect_url) == (Presence.VERIFIED, f"{server.url}/a")
     signed = msgspec.structs.replace(seen.head, redirect_url=f"{server.url}/a?X-Amz-Signature=s3cret@x")
     for head in (seen.head, signed):
-        assert (find_firmware_obstacle(head) or "").endswith(f"redirects to {server.url}/a")
+        assert (find_firmware_obstacle(f"{server.url}/old", head) or "").endswith(f"redirects to {server.url}/a")
 
 
 @pytest.mark.parametrize("where", ["/old", "file:///etc/passwd", "ftp://127.0.0.1/a"])
@@ -252,7 +254,29 @@ def test_firmware_needs_a_content_length(server: ArtifactServer) -> None:
     server.no_length = True
     seen = check_artifact(WebFetcher(), file, read=True)
     assert seen.presence is Presence.VERIFIED
-    assert "Content-Length" in (find_firmware_obstacle(seen.head) or "")
+    assert "Content-Length" in (find_firmware_obstacle(file.url, seen.head) or "")
+
+
+@for_each(
+    ("path", "content_type", "boots"),
+    [
+        ("/a", "application/efi", True),
+        ("/a", "Application/EFI", True),
+        ("/a", "application/efi; charset=binary", False),
+        ("/a", "application/octet-stream", False),
+        ("/a.efi", "application/octet-stream", True),
+        ("/a.EFI", "text/plain; charset=utf-8", True),
+        ("/a.efi?version=1", "application/octet-stream", True),
+        ("/a.iso", None, True),
+        ("/a?name=b.efi", "application/octet-stream", False),
+    ],
+)
+def test_firmware_finds_the_kind_of_a_file_by_its_content_type_or_by_its_extension(
+    path: str, content_type: str | None, boots: bool
+) -> None:
+    """OVMF 2022.11 boots the same files."""
+    head = ArtifactHead(size=len(KERNEL), content_type=content_type)
+    assert (find_firmware_obstacle(f"http://boot.test{path}", head) is None) == boots
 
 
 @pytest.mark.parametrize("path", ["../outside", "%2e%2e/outside", "link", ".hidden", "none", "folder"])

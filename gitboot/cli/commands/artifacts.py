@@ -629,7 +629,7 @@ def _check_artifacts(
         if sighting.is_absent:
             boot_fault = sighting.message
         elif artifact.by_firmware and sighting.is_there:
-            boot_fault = find_firmware_obstacle(sighting.head)
+            boot_fault = find_firmware_obstacle(artifact.file.url, sighting.head)
         checked.append(_CheckedArtifact(artifact, sighting, boot_fault))
     return checked
 

@@ -194,9 +194,13 @@ def test_the_signatures_that_ipxe_fetches_must_exist(work: WorkTree, web: Artifa
 
 def test_an_artifact_that_firmware_would_not_boot_is_reported(work: WorkTree, web: ArtifactServer) -> None:
     web.put("/disc.iso", DISC, "text/plain")
+    assert run_command("artifacts", "verify", work.path)[0] == 0, "OVMF boots a disc.iso of this content type"
+    web.put("/disc", DISC, "text/plain")
+    documents = {path.name: path.read_text().replace("/disc.iso", "/disc") for path in work.path.glob("*.yaml")}
+    work.commit(documents, "Rename")
     code, out, _ = run_command("artifacts", "verify", work.path)
     assert code == 8
-    assert "but it is text/plain" in " ".join(out.split())
+    assert "but it is text/plain, and the URL does not end in .efi" in " ".join(out.split())
 
 
 def test_a_server_that_does_not_respond_has_its_own_exit_code(work: WorkTree, web: ArtifactServer) -> None:
