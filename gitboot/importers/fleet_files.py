@@ -138,9 +138,14 @@ def _resolve_machine(
     def is_duplicate(identity: str) -> bool:
         return _is_duplicate_identity(identity, name, owners, remarks)
 
-    uuid = extra_data.uuid(machine)
+    listed = extra_data.list_uuids(machine)
+    uuid = machine.uuid or (listed[0] if len(listed) == 1 else None)
     if machine.uuid is None and uuid is not None:
         remarks.append(remark_guessed(f"the import took the UUID {uuid} from the --uuids file"))
+    elif set(listed) - {uuid}:
+        text = f"the --uuids file contains {' and '.join(listed)} for this machine"
+        kept = f", and the import kept {uuid} from the source" if uuid else ""
+        remarks.append(remark_missing(f"{text}{kept}: check which machine has these interfaces"))
     nics = []
     for nic in _merge_nics(machine.nics, remarks):
         if not is_duplicate(f"MAC address {nic.mac}"):

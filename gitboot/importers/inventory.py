@@ -539,13 +539,10 @@ class ExtraData(Struct, frozen=True, kw_only=True):
     uuids: Mapping[str, SystemUuid] = field(default_factory=dict)
     sums: Mapping[str, str] = field(default_factory=dict)
 
-    def uuid(self, machine: ImportedMachine) -> SystemUuid | None:
-        """Return the UUID of a machine, or None if the UUID is unknown.
-
-        If the source contains no UUID, search this supplement for the MAC addresses and the name of the machine.
-        """
+    def list_uuids(self, machine: ImportedMachine) -> list[SystemUuid]:
+        """Return the different UUIDs of a machine: one for each MAC address, and one for its name."""
         keys = (*(str(nic.mac) for nic in machine.nics), machine.name)
-        return machine.uuid or next((self.uuids[key] for key in keys if key in self.uuids), None)
+        return list(dict.fromkeys(self.uuids[key] for key in keys if key in self.uuids))
 
     def digest(self, url: str) -> str | None:
         """Return the digest of the file at a URL, or None if no listed path matches.

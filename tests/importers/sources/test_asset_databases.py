@@ -10,6 +10,7 @@ import pytest
 from gitboot.importers.fleet_files import render_fleet
 from gitboot.importers.inventory import ExtraData, ImportedInventory
 from gitboot.importers.sources.asset_databases import read_foreman, read_maas, read_netbox
+from gitboot.model.scalars import SystemUuid
 from tests.importers.test_fleet_files import MAC, UUID
 
 A, B = "52:54:00:00:00:0a", "52:54:00:00:00:0b"
@@ -151,6 +152,14 @@ def test_finding_i4_each_interface_of_a_bond_of_foreman_has_its_address() -> Non
     texts = list_remarks(inventory)
     assert any("interface bond0.5 with 10.5.0.13 was left out, because it is virtual" in text for text in texts)
     assert any("the BMC 10.9.0.13 (SSH)" in text for text in texts)
+
+
+def test_another_uuid_in_the_list_of_uuids_is_in_the_report() -> None:
+    other = UUID[:-1] + "9"
+    inventory = read_maas({"m.json": json.dumps([machine(hardware_uuid=UUID, interface_set=[nic("eno1", A)])])})
+    fleet = render_fleet(inventory, ExtraData(uuids={A.replace(":", "-"): SystemUuid(other)}))
+    (text,) = fleet.files.values()
+    assert f"uuid: {UUID}" in text and f"{other} for this machine, and the import kept {UUID} from the source" in text
 
 
 def test_the_first_of_two_bmcs_of_foreman_is_imported() -> None:

@@ -185,6 +185,16 @@ def test_finding_p11_the_reasons_are_in_the_error_if_no_host_is_left(tmp_path: P
     assert done.code == 64 and "dnsmasq ignores this host" in done.err and "conf-dir /etc/dnsmasq.d" in done.err
 
 
+def test_a_machine_with_two_uuids_is_pending(tmp_path: Path) -> None:
+    """Two machines with one name become one machine, but their UUIDs differ."""
+    (tmp_path / "uuids").write_text(f"{A} {UUID}\n{B} {UUID[:-1]}3\n")
+    files = {"hosts.conf": f"dhcp-host={A},web01\ndhcp-host={B},web01\n"}
+    fleet = run_import(tmp_path, "dnsmasq", "--uuids", tmp_path / "uuids", files=files)
+    assert not (fleet / "servers").exists()
+    text = (fleet / "pending" / "servers" / "web01.yaml").read_text()
+    assert f"missing: the --uuids file contains {UUID} and {UUID[:-1]}3 for this machine: check which machine" in text
+
+
 def test_finding_p11_interfaces_of_a_bond_share_their_address_and_another_machine_does_not(tmp_path: Path) -> None:
     line = f"dhcp-host={MAC},{B},web01,10.0.0.13\ndhcp-host={A},web02,10.0.0.13\n"
     (tmp_path / "uuids").write_text(f"{MAC} {UUID}\n{A} {UUID[:-1]}3\n")
