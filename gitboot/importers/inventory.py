@@ -305,9 +305,12 @@ class NicCollector:
         addresses: tuple[str, ...] = (),
         boot: bool = True,
     ) -> None:
-        """Add an interface if its MAC address is valid. A remark on an invalid MAC address begins with ``subject``."""
+        """Add an interface if its MAC address is valid. A remark on another MAC address begins with ``subject``."""
         parsed_mac, rejected = read_mac(mac, subject)
         self.remarks += rejected
+        if parsed_mac is None and not rejected and addresses:
+            lost = f"{', '.join(addresses)} was left out: add the interface"
+            self.remarks.append(remark_missing(f"{subject} MAC address is unknown, so {lost}"))
         if parsed_mac is not None:
             self.nics.append(ImportedNic(mac=parsed_mac, name=name, addresses=addresses, boot=boot))
 

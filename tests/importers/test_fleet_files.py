@@ -756,6 +756,22 @@ def test_finding_p12_each_interface_of_a_bond_is_imported_with_its_address(tmp_p
     assert "bond0" not in (fleet / "import-report.md").read_text()
 
 
+@pytest.mark.parametrize(
+    ("system", "text"),
+    [
+        ("warewulf", "nodes: {web01: {network devices: {default: {ipaddr: 10.0.0.13}}}}"),
+        (
+            "tinkerbell",
+            "kind: Hardware\nmetadata: {name: a}\nspec: {interfaces: [{dhcp: {ip: {address: 10.0.0.13}}}]}\n",
+        ),
+        ("foreman", _json({"name": "a", "interfaces": [{"type": "interface", "mac": None, "ip": "10.0.0.13"}]})),
+    ],
+)
+def test_an_address_without_an_interface_is_in_the_report(system: str, text: str) -> None:
+    (machine,) = SYSTEMS[system].read_inventory({"source.yaml": text}).machines
+    assert any("MAC address is unknown, so 10.0.0.13 was left out" in each.text for each in machine.remarks)
+
+
 def test_ramdisks_of_ironic_have_the_arguments_that_ironic_adds(tmp_path: Path) -> None:
     files = {
         name: text.replace('"Driver"', '"Deploy Interface": "ramdisk", "Driver"')
