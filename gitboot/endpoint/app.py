@@ -246,7 +246,11 @@ DEADLINE_S: Final = 1.0  # how long the endpoint waits until a fetch is recorded
 _POLL_S: Final = 0.01
 _MOVING_POLLS: Final = 50
 # the reasons for which an endpoint withholds data that it may serve later
-_TEMPORARY_REASONS: Final = (DenialReason.NOT_RECORDED, DenialReason.ANOTHER_SPOOL, DenialReason.NO_KEY)
+_TEMPORARY_REASONS: Final = (
+    DenialReason.NOT_RECORDED,
+    DenialReason.ANOTHER_FETCH_LOG,
+    DenialReason.SECRET_NOT_DECRYPTED,
+)
 
 
 class ClientRules(Struct, frozen=True, kw_only=True):
@@ -517,8 +521,8 @@ class Endpoint:
         if (fallback := response.fallback) is None:
             return NOT_FOUND
         if guarded_path.role is Role.BOOT_SCRIPT:
-            words = denial.words if self._is_operator(scope) else describe_denial(denial.reason)
-            fallback = add_explanation(fallback, GateDenial(denial.reason, words), guarded_path.server)
+            detail = denial.detail if self._is_operator(scope) else describe_denial(denial.reason)
+            fallback = add_explanation(fallback, GateDenial(denial.reason, detail), guarded_path.server)
         return build_file_reply(fallback, response.content_type, UNCACHED)
 
     def _count_reply(self, kind: RequestKind, reply: Reply) -> Reply:

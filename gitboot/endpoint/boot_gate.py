@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -44,6 +45,8 @@ from gitboot.jsonio import Digest
 from gitboot.model.scalars import Malformed, is_placeholder_serial, is_placeholder_uuid, parse_uuid
 from gitboot.render.endpoint_files import DiskWrite, NeededFile, ServingTerms
 from gitboot.render.paths import HOP, Role, find_token
+
+_logger = logging.getLogger(__name__)
 
 # Fetches that count as evidence: those by machines, but not those by people, monitors and this host
 
@@ -127,7 +130,7 @@ class GateDenial(NamedTuple):
     """The reason why gitboot withholds a boot."""
 
     reason: DenialReason
-    words: str
+    detail: str
 
 
 class DenialLog:
@@ -143,9 +146,14 @@ class DenialLog:
         with self._lock:
             self.counts[denial.reason] += 1
             last = self._last[denial.reason]
-            times = last.pop(server).times + 1 if server in last else 1
+            earlier_count = last.pop(server).request_count if server in last else 0
             last[server] = Denial(
-                reason=denial.reason, server=server, words=denial.words, client=client, at=at, times=times
+                reason=denial.reason,
+                server=server,
+                detail=denial.detail,
+                client=client,
+                at=at,
+                request_count=earlier_count + 1,
             )
             if len(last) > _MAX_DENIALS:
                 last.popitem(last=False)
@@ -182,16 +190,24 @@ class DenialLog:
 def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Callable[[datetime], None]]:
     """Yield a function that writes a report of recent denials to the spool, but only if the report has changed.
 
-    gitboot removes the report at the end of the block.
+    If the function cannot write the report, the next call tries again. gitboot removes the report at the end of the
+    block.
     """
     name = f"{os.getpid()}-{token_hex(8)}"
     written = EndpointReport()
+    is_failing = False
 
     def report(at: datetime) -> None:
-        nonlocal written
-        if spool is not None and (current := denials.build_report(at)) != written:
-            written = current
+        nonlocal written, is_failing
+        if spool is None or (current := denials.build_report(at)) == written:
+            return
+        try:
             write_report(spool, name, current)
+            written, is_failing = current, False
+        except OSError as error:
+            if not is_failing:
+                _logger.error("%s: the report of withheld boots cannot be written: %s", spool, error.strerror)
+            is_failing = True
 
     yield report
     if spool is not None:
@@ -201,7 +217,7 @@ def open_denial_reports(spool: Path | None, denials: DenialLog) -> Iterator[Call
 # Whether a boot is served
 
 _OTHER_ENDPOINT: Final = GateDenial(
-    DenialReason.ANOTHER_SPOOL, "only an endpoint that uses the spool of the instance can serve this boot"
+    DenialReason.ANOTHER_FETCH_LOG, "only an endpoint that uses the spool of the instance can serve this boot"
 )
 _NOT_RECORDED: Final = GateDenial(DenialReason.NOT_RECORDED, "the endpoint could not record the fetch")
 _NO_SPOOL: Final = GateDenial(DenialReason.NOT_RECORDED, "the endpoint has no spool, so it could not record the fetch")
@@ -291,7 +307,7 @@ class BootGate:
         reason = self.find_reason_to_ignore(guarded_path, request) if guarded_path.role is not Role.DATA else None
         if reason is not None:
             is_refused = guarded_path.role is Role.REPORT and not request.is_gitboot_check
-            return GateDenial(DenialReason.NOT_COUNTED, reason) if is_refused else None
+            return GateDenial(DenialReason.CLIENT_NOT_COUNTED, reason) if is_refused else None
         is_recorded = await self.record_fetch(guarded_path, request)
         if not self._is_from_own_system(guarded_path, request, _UNKNOWN_CLIENT):
             self.store_outcome(request, None)
@@ -326,11 +342,13 @@ class BootGate:
         name = guarded_path.path.rpartition("/")[2]
         if self._keys is None:
             why = f"the endpoint cannot decrypt the secret {name}, because it was started without --secret-keys"
-            return GateDenial(DenialReason.NO_KEY, why)
+            return GateDenial(DenialReason.SECRET_NOT_DECRYPTED, why)
         try:
             return self._keys.decrypt(b64decode(encrypted))
         except DecryptionError as error:
-            return GateDenial(DenialReason.NO_KEY, f"the endpoint cannot decrypt the secret {name}: {error}")
+            return GateDenial(
+                DenialReason.SECRET_NOT_DECRYPTED, f"the endpoint cannot decrypt the secret {name}: {error}"
+            )
 
     async def _check_secret_fetch(self, guarded_path: GuardedPath, request: ClientRequest) -> GateDenial | None:
         recorder, token = self._recorder, guarded_path.digest
@@ -345,7 +363,7 @@ class BootGate:
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
         if is_done:
-            return GateDenial(DenialReason.SERVED_BEFORE, "the installer has already reported its result")
+            return GateDenial(DenialReason.ALREADY_SERVED, "the installer has already reported its result")
         return None if request.is_head or await self.record_fetch(guarded_path, request) else _NOT_RECORDED
 
     def _log_decision(self, guarded_path: GuardedPath, request: ClientRequest, denial: GateDenial | None) -> None:
@@ -364,15 +382,15 @@ class BootGate:
         if self._recorder is not None and self._recorder.withheld_reason is not None:
             return GateDenial(DenialReason.STOPPED, self._recorder.withheld_reason)
         if (clock_problem := self._tree.clock.problem) is not None:
-            return GateDenial(DenialReason.CLOCK, clock_problem)
+            return GateDenial(DenialReason.CLOCK_OFF, clock_problem)
         if guarded_path.role in (Role.BOOT_SCRIPT, Role.SEALED):
             if (reason := self.find_reason_to_ignore(guarded_path, request)) is not None:
-                return GateDenial(DenialReason.NOT_COUNTED, reason)
+                return GateDenial(DenialReason.CLIENT_NOT_COUNTED, reason)
             if (mismatch := _find_identity_mismatch(guarded_path.identity_values, request.query)) is not None:
                 return GateDenial(DenialReason.ANOTHER_MACHINE, mismatch)
         needs = guarded_path.disk_write.needs if guarded_path.disk_write is not None else ()
         missing = next(filter(None, map(self._find_missing_file, needs)), None)
-        return GateDenial(DenialReason.MISSING, missing) if missing is not None else None
+        return GateDenial(DenialReason.ARTIFACT_MISSING, missing) if missing is not None else None
 
     async def _check_one_time_boot(
         self, guarded_path: GuardedPath, request: ClientRequest, disk_write: DiskWrite
@@ -391,7 +409,7 @@ class BootGate:
         if self._is_tree_outdated(recorder):
             return _OLDER_TREE
         if served is not None and not served.may_serve_again(request.at, self._tree.clock.up):
-            return GateDenial(DenialReason.SERVED_BEFORE, str(served))
+            return GateDenial(DenialReason.ALREADY_SERVED, str(served))
         may_serve = guarded_path.role is Role.OFFER or request.is_head or await self.record_fetch(guarded_path, request)
         return None if may_serve else _NOT_RECORDED
 
@@ -489,7 +507,7 @@ def is_redirected(denial: GateDenial, guarded_path: GuardedPath, request: Client
     gitboot does not redirect a request that another endpoint has already redirected.
     """
     has_hop = guarded_path.disk_write is not None and guarded_path.disk_write.hop is not None
-    may_be_served_there = denial.reason in (DenialReason.ANOTHER_SPOOL, DenialReason.NOT_RECORDED)
+    may_be_served_there = denial.reason in (DenialReason.ANOTHER_FETCH_LOG, DenialReason.NOT_RECORDED)
     return has_hop and may_be_served_there and HOP not in request.query
 
 
@@ -499,7 +517,7 @@ def add_explanation(content: bytes, denial: GateDenial, server: str) -> bytes:
     All loaders accept comments that begin with #.
     """
     comment = (
-        f"# gitboot withheld the boot of {server}: {escape_comment(denial.words)} ({denial.reason})\n"
+        f"# gitboot withheld the boot of {server}: {escape_comment(denial.detail)} ({denial.reason})\n"
         f"# Print the boot with: gitboot boot-script {server} --tree OUTPUT\n"
     ).encode()
     first, newline, rest = content.partition(b"\n")

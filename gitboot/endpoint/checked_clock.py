@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from gitboot.fetchlog.log_entries import parse_instant
+from gitboot.fetchlog.log_entries import parse_log_instant
 from gitboot.files import write_atomically
 from gitboot.jsonio import format_instant
 from gitboot.status.conditions import STALE_S
@@ -211,5 +211,5 @@ def _format_offset(offset: timedelta) -> str:
 def parse_written_time(text: object) -> datetime | None:
     """Return a time that an instance or an endpoint wrote, or None if the time is malformed."""
     with suppress(ValueError):
-        return parse_instant(str(text))
+        return parse_log_instant(str(text))
     return None

@@ -25,7 +25,7 @@ from gitboot.fetchlog.log_entries import (
     is_gitboot_check,
     is_tool_agent,
     may_be_system_agent,
-    parse_instant,
+    parse_log_instant,
     parse_query,
 )
 from gitboot.fetchlog.unknown_machines import UnknownMachine, parse_unknown_machine
@@ -124,7 +124,7 @@ def parse_line(line: bytes) -> LineContent:
     if client is None and _has_token(path):
         return IgnoreReason.CLIENT
     try:
-        at = parse_instant(request.at)
+        at = parse_log_instant(request.at)
     except ValueError:
         return IgnoreReason.FORMAT
     is_intent = sender is _Sender.UNCLEAR or client is None
@@ -182,7 +182,7 @@ def _parse_unknown_machine(path: str, request: LoggedRequest, query: Mapping[str
         return None
     values = {name: value for name, value in query.items() if value}
     try:
-        return parse_unknown_machine(path, values, client, parse_instant(request.at))
+        return parse_unknown_machine(path, values, client, parse_log_instant(request.at))
     except ValueError:
         return None
 

@@ -29,140 +29,25 @@ _T = TypeVar("_T")
 _Reported = TypeVar("_Reported", "Denial", "UntrustedProxy")
 
 
-# Denials
-
-
-class DenialReason(StrEnum):
-    """The reason why an endpoint withheld an install boot or a secret."""
-
-    STOPPED = "Stopped"
-    CLOCK = "ClockOff"
-    NOT_COUNTED = "ClientNotCounted"
-    ANOTHER_MACHINE = "AnotherMachine"
-    MISSING = "ArtifactMissing"
-    ANOTHER_SPOOL = "AnotherFetchLog"
-    OLDER_TREE = "OlderTree"
-    NOT_RECORDED = "NotRecorded"
-    NO_KEY = "SecretNotDecrypted"
-    SERVED_BEFORE = "AlreadyServed"
-
-
-class Denial(Struct, frozen=True, kw_only=True):
-    """The last boot or secret that an endpoint withheld from a server for one reason."""
-
-    reason: DenialReason
-    server: str
-    words: str  # the description of the reason
-    client: str  # the client of the last request
-    at: datetime  # the time of the last request
-    times: int
-
-
-class UntrustedProxy(Struct, frozen=True, kw_only=True, order=True):
-    """An address that sends X-Forwarded-For or Forwarded headers but is not listed in trusted-proxies."""
-
-    address: str
-    at: datetime  # the time of a request, rounded to ten minutes
-
-
-MIN_UNCOUNTED: Final = 5  # if other clients sent fewer requests, an operator has probably read a boot script
-_REASON_TEXTS: Final = {  # a summary begins with the first of these reasons
-    DenialReason.CLOCK: "an endpoint's clock differs from the instance's clock",
-    DenialReason.ANOTHER_MACHINE: "the client is not the machine in the Server document",
-    DenialReason.MISSING: "a file that the boot would fetch next is missing",
-    DenialReason.ANOTHER_SPOOL: "the instance does not read the endpoint's spool",
-    DenialReason.OLDER_TREE: "an endpoint has an older copy of the output tree",
-    DenialReason.NOT_RECORDED: "an endpoint could not record the fetch",
-    DenialReason.NO_KEY: "an endpoint has no key to decrypt a secret",
-    DenialReason.NOT_COUNTED: "the client is not a boot loader",
-    DenialReason.STOPPED: "an operator has stopped boots that write to disk",
-    DenialReason.SERVED_BEFORE: "an endpoint has already served the boot",
-}
-
-
-def describe_denial(reason: DenialReason) -> str:
-    """Return a description of a denial that gitboot may publish.
-
-    The description contains no names, addresses, paths or text from operators.
-    """
-    return _REASON_TEXTS[reason]
-
-
-def select_reportable_denials(denials: Iterable[Denial]) -> list[Denial]:
-    """Return the denials that an operator should see.
-
-    The result omits boots that were already served, boots that an operator stopped, and small numbers of requests from
-    clients that are not machines.
-    """
-    omitted_reasons = [DenialReason.SERVED_BEFORE, DenialReason.STOPPED]
-    denials = list(denials)
-    uncounted = sum(denial.times for denial in denials if denial.reason is DenialReason.NOT_COUNTED)
-    if uncounted < MIN_UNCOUNTED:
-        omitted_reasons.append(DenialReason.NOT_COUNTED)
-    return [denial for denial in denials if denial.reason not in omitted_reasons]
-
-
-def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | None:
-    """Return the main reason for the denials, and a summary that names one server for each reason.
-
-    Return None if there are no denials.
-    """
-    by_reason: dict[DenialReason, list[Denial]] = {}
-    for denial in select_reportable_denials(denials):
-        by_reason.setdefault(denial.reason, []).append(denial)
-    reasons = [reason for reason in _REASON_TEXTS if reason in by_reason]
-    if not reasons:
-        return None
-    return reasons[0], "; ".join(_summarise_reason(reason, by_reason[reason]) for reason in reasons)
-
-
-def _summarise_reason(reason: DenialReason, denials: Collection[Denial]) -> str:
-    last = max(denials, key=lambda denial: denial.at)
-    servers = {denial.server for denial in denials}
-    return (
-        f"{_REASON_TEXTS[reason]}: gitboot withheld {last.server}'s boot ({last.words}; requested by "
-        f"{last.client} at {format_instant(last.at)}, {format_count(last.times, 'time')}) "
-        f"{format_omitted(len(servers) - 1, 'server')}"
-    ).rstrip()
-
-
-def list_proxies_to_trust(proxies: Iterable[UntrustedProxy]) -> list[str]:
-    """Return the addresses that an operator may have to add to trusted-proxies.
-
-    If some of these addresses are loopback addresses, return only the loopback addresses.
-    """
-    addresses = [proxy.address for proxy in proxies]
-    return [address for address in addresses if ip_address(address).is_loopback] or addresses
-
-
-def build_untrusted_proxy_message(proxies: Iterable[UntrustedProxy]) -> str:
-    addresses = list_proxies_to_trust(proxies)
-    return (
-        f"trusted-proxies does not list {', '.join(addresses)}, which sent requests with an X-Forwarded-For or "
-        "Forwarded header. gitboot ignores such headers, so all clients behind the proxy count as one client with the "
-        "proxy's address. "
-        f"If this is your proxy, add trusted-proxies = {json.dumps(addresses)} to the --config file. "
-        "Otherwise, the client is pretending to have a different address"
-    )
-
-
 # Observations
 
 MAX_LOG_BYTES: Final = 4096  # the maximum size of an installer's log
 _MAX_LINES: Final = 20
-_MAX_OFFSET: Final = timedelta(seconds=30)
+_CLOCK_CHANGE_TOLERANCE: Final = timedelta(seconds=30)
 _MAX_MODIFIED_S: Final = 2**40  # in seconds since 1970; ledgers cannot contain a larger number
 
 
-def parse_instant(text: str) -> datetime:
+def parse_log_instant(text: str) -> datetime:
     """Parse an ISO 8601 time with an offset and return it in UTC.
 
     Raises ValueError for any other text, and for years before 1970 or after 9998, so that date arithmetic cannot
     overflow.
     """
     at = datetime.fromisoformat(text)
-    if at.tzinfo is None or not 1970 <= at.year < 9999:
-        raise ValueError("the request time has no UTC offset, or is out of range")
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} has no UTC offset")
+    if not 1970 <= at.year < 9999:
+        raise ValueError(f"{text!r} is not in the years 1970 to 9998")
     return at.astimezone(UTC)
 
 
@@ -207,7 +92,7 @@ class Observation:
         if (self.digest is None) == (self.modified is None):
             raise ValueError("an observation must have either a plan digest or a file date")
         if self.modified is not None and not 0 <= self.modified < _MAX_MODIFIED_S:
-            raise ValueError("the file date is out of range")
+            raise ValueError(f"the file date {self.modified} is out of range")
         if self.outcome is not None and self.intent is None:
             raise ValueError("an observation with an outcome must name its intent")
         for text in (self.server, self.path, self.client, self.log or "", self.intent or ""):
@@ -221,7 +106,7 @@ class Observation:
         if self.up is None or not up.boot or self.up.boot != up.boot:
             return self
         at = now - timedelta(seconds=up.seconds - self.up.seconds)
-        return replace(self, at=at) if abs(at - self.at) > _MAX_OFFSET else self
+        return replace(self, at=at) if abs(at - self.at) > _CLOCK_CHANGE_TOLERANCE else self
 
     @property
     def is_open_intent(self) -> bool:
@@ -237,12 +122,12 @@ class Observation:
         return self.offer is None and (kind is None or kind.role is not Role.SEALED)
 
     @property
-    def is_report(self) -> bool:
+    def reports_success(self) -> bool:
         """Whether this is an installer's report that the installation has finished."""
         return find_non_script_kind(self.path) is PROVISIONED
 
     @property
-    def is_failure(self) -> bool:
+    def reports_failure(self) -> bool:
         """Whether this is an installer's report that the installation has failed."""
         return find_non_script_kind(self.path) is FAILED
 
@@ -263,13 +148,14 @@ def drop_concluded_intents(items: Iterable[_T], get_observation: Callable[[_T], 
     pairs = [(item, get_observation(item)) for item in items]
     served = {observation.intent for _, observation in pairs if observation.outcome is Outcome.SERVED}
     withheld = {observation.intent for _, observation in pairs if observation.outcome is Outcome.WITHHELD}
-    # for the outcome of an observation: the intents for which the result contains a better observation
-    omitted = {None: served | withheld, Outcome.WITHHELD: served, Outcome.SERVED: set()}
-    return [
-        item
-        for item, observation in pairs
-        if observation.intent is None or observation.intent not in omitted[observation.outcome]
-    ]
+
+    def is_concluded(observation: Observation) -> bool:
+        """Return whether an observation that takes precedence has the same intent."""
+        if observation.outcome is Outcome.SERVED:
+            return False
+        return observation.intent in served or (observation.outcome is None and observation.intent in withheld)
+
+    return [item for item, observation in pairs if not is_concluded(observation)]
 
 
 def select_consuming_fetches(observations: Iterable[Observation]) -> list[Observation]:
@@ -280,7 +166,7 @@ def select_consuming_fetches(observations: Iterable[Observation]) -> list[Observ
 
 # Reports of endpoints
 
-SUFFIX: Final = ".report"
+REPORT_SUFFIX: Final = ".report"
 REPORT_LIFETIME: Final = timedelta(hours=1)  # how long an endpoint's report is valid
 _REASONS_BY_OLD_NAME: Final = {
     "AnotherGiver": "AnotherFetchLog",
@@ -294,29 +180,27 @@ _REASONS_BY_OLD_NAME: Final = {
 class EndpointReport(NamedTuple):
     """The denials and untrusted proxies that endpoints recorded in the last hour, sorted."""
 
-    refused: tuple[Denial, ...] = ()
+    denials: tuple[Denial, ...] = ()
     proxies: tuple[UntrustedProxy, ...] = ()
 
 
 def write_report(folder: Path, name: str, report: EndpointReport) -> None:
-    """Write an endpoint's report into a spool.
-
-    Ignore disk errors. The report is then not written.
-    """
-    with suppress(OSError):
-        write_atomically(folder / f"{name}{SUFFIX}", encode_canonical(to_json_value(report)) + b"\n", mode=0o640)
+    """Write an endpoint's report into a spool. Raises OSError."""
+    content = {"refused": [_build_denial_value(denial) for denial in report.denials], "proxies": report.proxies}
+    write_atomically(folder / f"{name}{REPORT_SUFFIX}", encode_canonical(to_json_value(content)) + b"\n", mode=0o640)
 
 
 def remove_report(folder: Path, name: str) -> None:
+    """Remove an endpoint's report from a spool. Ignore disk errors, because the report soon expires."""
     with suppress(OSError):
-        (folder / f"{name}{SUFFIX}").unlink()
+        (folder / f"{name}{REPORT_SUFFIX}").unlink()
 
 
 def read_reports(folder: Path, at: datetime) -> EndpointReport:
     """Return the merged reports of all endpoints that write to a spool. Skip values that gitboot cannot read."""
     denials: list[Denial] = []
     proxies: dict[str, UntrustedProxy] = {}
-    for path in folder.glob(f"*{SUFFIX}"):
+    for path in folder.glob(f"*{REPORT_SUFFIX}"):
         content = _read_report(path)
         denials += _parse_items(content.get("refused"), _parse_denial, at - REPORT_LIFETIME)
         for proxy in _parse_items(content.get("proxies"), _parse_proxy, at - REPORT_LIFETIME):
@@ -342,13 +226,29 @@ def _parse_items(values: Any, parse: Callable[[Mapping[str, Any]], _Reported], a
 
 
 def _parse_proxy(value: Mapping[str, Any]) -> UntrustedProxy:
-    return UntrustedProxy(address=str(ip_address(str(value["address"]))), at=parse_instant(value["at"]))
+    return UntrustedProxy(address=str(ip_address(str(value["address"]))), at=parse_log_instant(value["at"]))
+
+
+def _build_denial_value(denial: Denial) -> dict[str, Any]:
+    return {
+        "reason": denial.reason,
+        "server": denial.server,
+        "words": denial.detail,
+        "client": denial.client,
+        "at": denial.at,
+        "times": denial.request_count,
+    }
 
 
 def _parse_denial(value: Mapping[str, Any]) -> Denial:
-    texts = {name: _check_encodable(value[name]) for name in ("server", "words", "client")}
-    reason = DenialReason(_REASONS_BY_OLD_NAME.get(value["reason"], value["reason"]))
-    return Denial(reason=reason, at=parse_instant(value["at"]), times=index(value["times"]), **texts)
+    return Denial(
+        reason=DenialReason(_REASONS_BY_OLD_NAME.get(value["reason"], value["reason"])),
+        server=_check_encodable(value["server"]),
+        detail=_check_encodable(value["words"]),
+        client=_check_encodable(value["client"]),
+        at=parse_log_instant(value["at"]),
+        request_count=index(value["times"]),
+    )
 
 
 def _check_encodable(value: Any) -> str:
@@ -357,6 +257,125 @@ def _check_encodable(value: Any) -> str:
         raise ValueError(f"expected text, found {type(value).__name__}")
     value.encode()
     return value
+
+
+# Denials
+
+
+class DenialReason(StrEnum):
+    """The reason why an endpoint withheld an install boot or a secret."""
+
+    STOPPED = "Stopped"
+    CLOCK_OFF = "ClockOff"
+    CLIENT_NOT_COUNTED = "ClientNotCounted"
+    ANOTHER_MACHINE = "AnotherMachine"
+    ARTIFACT_MISSING = "ArtifactMissing"
+    ANOTHER_FETCH_LOG = "AnotherFetchLog"
+    OLDER_TREE = "OlderTree"
+    NOT_RECORDED = "NotRecorded"
+    SECRET_NOT_DECRYPTED = "SecretNotDecrypted"  # noqa: S105 - not a password
+    ALREADY_SERVED = "AlreadyServed"
+
+
+class Denial(Struct, frozen=True, kw_only=True):
+    """The last boot or secret that an endpoint withheld from a server for one reason."""
+
+    reason: DenialReason
+    server: str
+    detail: str  # what exactly was wrong
+    client: str  # the client of the last request
+    at: datetime  # the time of the last request
+    request_count: int
+
+
+class UntrustedProxy(Struct, frozen=True, kw_only=True, order=True):
+    """An address that sends X-Forwarded-For or Forwarded headers but is not listed in trusted-proxies."""
+
+    address: str
+    at: datetime  # the time of a request, rounded to ten minutes
+
+
+# The fewest requests of clients other than boot loaders that gitboot reports. An operator may have sent fewer requests.
+MIN_UNCOUNTED: Final = 5
+_REASON_TEXTS: Final = {  # a summary begins with the first of these reasons
+    DenialReason.CLOCK_OFF: "an endpoint's clock differs from the instance's clock",
+    DenialReason.ANOTHER_MACHINE: "the client is not the machine in the Server document",
+    DenialReason.ARTIFACT_MISSING: "a file that the boot would fetch next is missing",
+    DenialReason.ANOTHER_FETCH_LOG: "the instance does not read the endpoint's spool",
+    DenialReason.OLDER_TREE: "an endpoint has an older copy of the output tree",
+    DenialReason.NOT_RECORDED: "an endpoint could not record the fetch",
+    DenialReason.SECRET_NOT_DECRYPTED: "an endpoint has no key to decrypt a secret",
+    DenialReason.CLIENT_NOT_COUNTED: "the client is not a boot loader",
+    DenialReason.STOPPED: "an operator has stopped boots that write to disk",
+    DenialReason.ALREADY_SERVED: "an endpoint has already served the boot",
+}
+
+
+def describe_denial(reason: DenialReason) -> str:
+    """Return a description of a denial that gitboot may publish.
+
+    The description contains no names, addresses, paths or text from operators.
+    """
+    return _REASON_TEXTS[reason]
+
+
+def select_reportable_denials(denials: Iterable[Denial]) -> list[Denial]:
+    """Return the denials that an operator should see.
+
+    The result omits boots that were already served, boots that an operator stopped, and small numbers of requests from
+    clients that are not machines.
+    """
+    omitted_reasons = [DenialReason.ALREADY_SERVED, DenialReason.STOPPED]
+    denials = list(denials)
+    uncounted = sum(denial.request_count for denial in denials if denial.reason is DenialReason.CLIENT_NOT_COUNTED)
+    if uncounted < MIN_UNCOUNTED:
+        omitted_reasons.append(DenialReason.CLIENT_NOT_COUNTED)
+    return [denial for denial in denials if denial.reason not in omitted_reasons]
+
+
+def summarise_denials(denials: Iterable[Denial]) -> tuple[DenialReason, str] | None:
+    """Return the main reason for the denials, and a summary that names one server for each reason.
+
+    Return None if there are no denials.
+    """
+    by_reason: dict[DenialReason, list[Denial]] = {}
+    for denial in select_reportable_denials(denials):
+        by_reason.setdefault(denial.reason, []).append(denial)
+    reasons = [reason for reason in _REASON_TEXTS if reason in by_reason]
+    if not reasons:
+        return None
+    return reasons[0], "; ".join(_summarise_reason(reason, by_reason[reason]) for reason in reasons)
+
+
+def _summarise_reason(reason: DenialReason, denials: Collection[Denial]) -> str:
+    last = max(denials, key=lambda denial: denial.at)
+    servers = {denial.server for denial in denials}
+    return (
+        f"{_REASON_TEXTS[reason]}: gitboot withheld {last.server}'s boot ({last.detail}; requested by "
+        f"{last.client} at {format_instant(last.at)}, {format_count(last.request_count, 'time')}) "
+        f"{format_omitted(len(servers) - 1, 'server')}"
+    ).rstrip()
+
+
+def list_proxies_to_trust(proxies: Iterable[UntrustedProxy]) -> list[str]:
+    """Return the addresses that an operator may have to add to trusted-proxies.
+
+    If some of these addresses are loopback addresses, return only the loopback addresses.
+    """
+    addresses = [proxy.address for proxy in proxies]
+    return [address for address in addresses if ip_address(address).is_loopback] or addresses
+
+
+def build_untrusted_proxy_message(proxies: Iterable[UntrustedProxy]) -> str:
+    """Return a message that names the addresses, and says how to trust them."""
+    addresses = list_proxies_to_trust(proxies)
+    return (
+        f"trusted-proxies does not list {', '.join(addresses)}, which sent requests with an X-Forwarded-For or "
+        "Forwarded header. gitboot ignores such headers, so all clients behind the proxy count as one client with the "
+        "proxy's address. "
+        f"If this is your proxy, add trusted-proxies = {json.dumps(addresses)} to the --config file. "
+        "Otherwise, the client is pretending to have a different address"
+    )
 
 
 # Clients and their queries
@@ -384,6 +403,7 @@ def is_gitboot_check(agent: str, query: Mapping[str, str]) -> bool:
 
 
 def is_boot_loader_agent(agent: str) -> bool:
+    """Return whether a boot loader or firmware sent the request."""
     return _LOADERS.match(agent) is not None
 
 
@@ -396,6 +416,7 @@ def is_system_agent(agent: str) -> bool:
 
 
 def is_tool_agent(agent: str) -> bool:
+    """Return whether a browser, a monitor or another tool of people sent the request."""
     return _TOOLS.match(agent) is not None
 
 

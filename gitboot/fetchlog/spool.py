@@ -17,7 +17,7 @@ from secrets import token_hex
 from typing import Any, Final, NamedTuple, TypeVar
 
 from gitboot.background_threads import BackgroundThread
-from gitboot.fetchlog.log_entries import Observation, Outcome, parse_instant
+from gitboot.fetchlog.log_entries import Observation, Outcome, parse_log_instant
 from gitboot.files import lock_file, sync_folder, write_atomically
 from gitboot.jsonio import Digest, encode_canonical, format_instant
 from gitboot.system_clock import Uptime
@@ -295,7 +295,7 @@ def parse_line(line: bytes) -> Observation | int | None:
                     server=server,
                     path=path,
                     client=client,
-                    at=parse_instant(at),
+                    at=parse_log_instant(at),
                     digest=Digest(digest) if digest is not None else None,
                     modified=modified if isinstance(modified, int) else None,
                     offer=Digest(offer) if offer is not None else None,

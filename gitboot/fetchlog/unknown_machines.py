@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from msgspec import Struct, structs, to_builtins
 
-from gitboot.fetchlog.log_entries import get_client_network, parse_instant
+from gitboot.fetchlog.log_entries import get_client_network, parse_log_instant
 from gitboot.files import convert_os_errors, hold_lock, write_atomically
 from gitboot.jsonio import encode_canonical, format_instant
 from gitboot.model.scalars import (
@@ -270,8 +270,8 @@ def _parse_machine(fields: object) -> UnknownMachine | None:
                     serial=_parse_serial(more.get("serial")),
                     client=client[:64],
                     path=path[:200],
-                    first=parse_instant(first),
-                    last=parse_instant(last),
+                    first=parse_log_instant(first),
+                    last=parse_log_instant(last),
                     times=times,
                     server=server,
                     inventory=_parse_inventory(more.get("inventory")),

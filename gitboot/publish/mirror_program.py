@@ -37,8 +37,8 @@ from gitboot.publish.signed_list_reader import (
     find_versions_around,
     hash_path,
     is_path_digest,
-    parse_instant,
     parse_keys,
+    parse_list_instant,
     parse_listing,
     read_list,
 )
@@ -103,14 +103,14 @@ class State:
         The names in the file differ from the attributes, because earlier versions of the program wrote the same file.
         """
         saved = _read_json(self._path)
-        self.latest_time, accepted = parse_instant(saved["latest"]), saved["seen"]
-        self.published_at = parse_instant(saved["made"]) if saved["made"] else None
+        self.latest_time, accepted = parse_list_instant(saved["latest"]), saved["seen"]
+        self.published_at = parse_list_instant(saved["made"]) if saved["made"] else None
         if accepted:
             root, timestamp, snapshot = (check_count(version, 0) for version in accepted[:3])
             self.accepted = AcceptedList(root, timestamp, snapshot, frozenset(map(str, accepted[3])))
         self._keys = [str(key) for key in saved["keys"]]
         self.endings = {
-            check_path(name): Ending(parse_instant(since), _parse_optional_text(text))
+            check_path(name): Ending(parse_list_instant(since), _parse_optional_text(text))
             for name, (since, text) in saved["ends"].items()
         }
 

@@ -229,7 +229,7 @@ def check_count(value: Any, minimum: int) -> int:
 _INSTANT = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?Z\Z")
 
 
-def parse_instant(value: Any) -> datetime:
+def parse_list_instant(value: Any) -> datetime:
     """Parse a UTC time such as 2026-11-27T21:00:00Z. Raises ValueError."""
     found = _INSTANT.match(value) if isinstance(value, str) else None
     if found is None:
@@ -246,7 +246,7 @@ def _parse_metadata(name: str, data: bytes, kind: str) -> _Metadata:
         if signed["_type"] != kind or str(signed["spec_version"]).split(".")[0] != "1":
             raise ValueError(f"expected TUF version 1 metadata for the role {kind}")
         check_count(signed["version"], 1)
-        parse_instant(signed["expires"])
+        parse_list_instant(signed["expires"])
         by_key = {str(each["keyid"]): _parse_hexadecimal(each["sig"], 64) for each in signatures}
         if len(by_key) != len(signatures):
             raise ValueError("the same key signed the file twice")
@@ -309,7 +309,7 @@ def _parse_root(metadata: _Metadata) -> _Root:
         keys = _parse_ed25519_keys(signed["keys"])
         return _Root(
             signed["version"],
-            parse_instant(signed["expires"]),
+            parse_list_instant(signed["expires"]),
             {name: _parse_role(signed["roles"][name], keys) for name in ("root", "timestamp", "snapshot", "targets")},
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -498,7 +498,7 @@ def check_path(path: str) -> str:
 def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
     versions = []  # type: List[FileVersion]
     for since, sha256, size in value:
-        at = parse_instant(since) if since is not None else None
+        at = parse_list_instant(since) if since is not None else None
         if versions and (at is None or (versions[-1].since is not None and at <= versions[-1].since)):
             raise ValueError("the start times of a file's versions are not in ascending order")
         if sha256 is not None:
@@ -510,7 +510,7 @@ def _parse_file_versions(value: Any) -> Tuple[FileVersion, ...]:
 def _parse_window_end(value: Any, contents: Dict[str, str]) -> Optional[WindowEnd]:
     if value is None:
         return None
-    since = parse_instant(value["since"])
+    since = parse_list_instant(value["since"])
     files = {}
     for path, (sha256, size) in value["files"].items():
         if sha256 is not None and sha256 not in contents:
@@ -636,7 +636,7 @@ def _read_verified_list(
             is_signed=bool(timestamp.signatures),
             is_verified=root is not None,
             commit=str(publication["commit"]),
-            made=parse_instant(publication["made"]),
+            made=parse_list_instant(publication["made"]),
             manifest=str(publication["manifest"]),
             gitboot=str(publication["version"]),
             expires=expires,
@@ -651,7 +651,7 @@ def _read_verified_list(
 
 def _find_first_expiry(parts: Iterable[_Metadata], root: Optional[_Root]) -> Tuple[datetime, str]:
     """Return the first time at which a part of the list expires, and the file name of that part."""
-    expiry_times = [(parse_instant(part.signed["expires"]), part.name) for part in parts]
+    expiry_times = [(parse_list_instant(part.signed["expires"]), part.name) for part in parts]
     if root is not None:
         expiry_times.append((root.expires, f"{root.version}.root.json"))
     return min(expiry_times)

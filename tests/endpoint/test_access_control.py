@@ -29,7 +29,7 @@ from gitboot.endpoint.connections import ClientQuota
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.endpoint.server import EndpointServer, build_url, open_listening_socket
 from gitboot.errors import UsageError
-from gitboot.fetchlog.log_entries import SUFFIX, read_reports
+from gitboot.fetchlog.log_entries import REPORT_SUFFIX, read_reports
 from tests.endpoint.test_server import served
 from tests.helpers import http_peers
 from tests.helpers.cases import for_each
@@ -511,7 +511,7 @@ def test_finding_s6_a_proxy_that_no_setting_names_is_reported_for_a_cached_file_
         paths = {path: get(url + path).status_code for path in ("/boot.ipxe", "/boot.ipxe", "/healthz")}
         assert paths == {"/boot.ipxe": 200, "/healthz": 200}
         assert get(url + "/boot.ipxe", headers={**LOADER, header: "for=192.0.2.1"}).status_code == 200
-        (report,) = eventually(lambda: list(made.spool.glob(f"*{SUFFIX}")))
+        (report,) = eventually(lambda: list(made.spool.glob(f"*{REPORT_SUFFIX}")))
         (proxy,) = read_reports(report.parent, datetime.now(UTC)).proxies
         assert proxy.address == "127.0.0.1"
         told = next(each for each in map(json.loads, process.stderr) if each["type"] == "ProxyNotTrusted")

@@ -21,13 +21,13 @@ from click.testing import CliRunner
 
 from gitboot.cli.main import cli
 from gitboot.endpoint import recorder
-from gitboot.endpoint.boot_gate import _is_own_address
+from gitboot.endpoint.boot_gate import DenialLog, GateDenial, _is_own_address, open_denial_reports
 from gitboot.endpoint.boot_responses import BootResponses
 from gitboot.endpoint.checked_clock import CheckedClock
 from gitboot.endpoint.recorder import SpoolRecorder
 from gitboot.endpoint.served_files import PublishedTree
 from gitboot.errors import PublishError
-from gitboot.fetchlog.log_entries import Observation, Outcome, select_consuming_fetches
+from gitboot.fetchlog.log_entries import DenialReason, Observation, Outcome, read_reports, select_consuming_fetches
 from gitboot.fetchlog.spool import Spool, count_deletions_after, delete_finished_files, read_new_lines
 from gitboot.files import write_atomically
 from gitboot.jsonio import Digest, format_instant
@@ -1170,3 +1170,19 @@ def test_a_sole_for_claim_of_2fefe59_in_the_fetch_log_withholds_install_boots_wi
         text = get(url + ENTRY).text
         assert "boots its local disk" in text and "(Stopped)" in text and str(claim) in text
         assert made.observed() == []
+
+
+def test_a_report_that_could_not_be_written_is_logged_once_and_written_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool, denials, at = tmp_path / "spool", DenialLog(), datetime(2026, 11, 20, 12, tzinfo=UTC)
+    denials.add("web01", GateDenial(DenialReason.STOPPED, "by root"), "10.0.0.7", at)
+    with open_denial_reports(spool, denials) as report:
+        report(at)
+        report(at)
+        assert [entry.message for entry in caplog.records] == [
+            f"{spool}: the report of withheld boots cannot be written: No such file or directory"
+        ]
+        spool.mkdir()
+        report(at)
+        assert [denial.server for denial in read_reports(spool, at).denials] == ["web01"]

@@ -304,7 +304,7 @@ def test_callbacks_of_foreman_are_reports(here: Site, word: str, method: str) ->
         )
         assert answer.status_code == 204
         [seen] = here.observed()
-        assert (seen.is_report, seen.is_failure) == (word == "built", word == "failed")
+        assert (seen.reports_success, seen.reports_failure) == (word == "built", word == "failed")
         assert (seen.server, seen.digest) == ("web01", TOKEN)
         assert (seen.log or "").endswith("last") == (word == "failed" and method == "POST")
 
@@ -366,7 +366,7 @@ def test_data_at_a_public_path_reveals_no_token_of_an_installation(tmp_path: Pat
     with site(keyed) as here, here.serve() as url:
         assert http_peers.get(f"{url}/unattended/built?token={token}").status_code == 204
         [seen] = here.observed()
-        assert (seen.server, seen.is_report) == ("web01", True)
+        assert (seen.server, seen.reports_success) == ("web01", True)
 
 
 def test_e29_if_an_endpoint_is_named_no_alias_in_the_tree_contains_a_one_time_boot() -> None:

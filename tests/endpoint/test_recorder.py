@@ -236,7 +236,7 @@ def test_finding_c6_while_the_log_is_full_a_report_by_get_gets_a_503_and_user_da
 
         def outcomes(*, of_reports: bool) -> set[Outcome | None]:
             found = read_new_lines(made.spool, {}).observations
-            return {each.outcome for each in found if each.is_report is of_reports}
+            return {each.outcome for each in found if each.reports_success is of_reports}
 
         with served(made.root, "--spool", str(made.spool), "--accept-filesystem", "tmpfs") as (url, _):
             fill(disk / "all")
@@ -568,7 +568,7 @@ def test_a_report_is_recorded_locally_and_forwarded_once(hosts: Hosts) -> None:
             assert get(other.url + REPORT).status_code in (200, 204)
     with hosts.host("other") as other:
         other.forwarder.send()
-        assert [each.is_report for each in hosts.arrived()] == [True] * 3
+        assert [each.reports_success for each in hosts.arrived()] == [True] * 3
         get(other.url + REPORT)
         Forwarder(other.spool, other.shared).send()  # another process, which has not seen the sent lines
         other.forwarder.send()

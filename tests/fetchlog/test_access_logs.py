@@ -91,7 +91,7 @@ def test_lines_of_both_web_servers_give_the_same_observation() -> None:
 def test_a_path_that_counts_is_a_fetch_or_a_report(path: str, is_report: bool) -> None:
     found = nginx(path=path)
     assert isinstance(found, Observation)
-    assert (found.path, found.is_report) == (f"boot{path.removeprefix('/mirrors/fra1')}", is_report)
+    assert (found.path, found.reports_success) == (f"boot{path.removeprefix('/mirrors/fra1')}", is_report)
     assert found == caddy({"uri": f"{path.replace('-', '%2D')}?x=/y"})
     assert found == caddy({"uri": path.replace("/", "//")}), "Caddy logs each slash, and serves the path with one"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,12 +13,17 @@ from pathlib import Path
 import pytest
 
 from gitboot.fetchlog.log_entries import (
+    Denial,
     DenialReason,
+    EndpointReport,
     Observation,
     Outcome,
+    UntrustedProxy,
     drop_concluded_intents,
+    parse_log_instant,
     read_reports,
     select_consuming_fetches,
+    write_report,
 )
 from gitboot.fetchlog.one_time_boots import ServedBoots, find_served_boot
 from gitboot.fetchlog.spool import SpoolFile, encode_line, parse_line
@@ -106,6 +112,32 @@ def test_an_endpoint_serves_a_withheld_boot_again_and_reports_an_unknown_one_as_
     file.close()
 
 
+@for_each(
+    ("text", "fault"),
+    [
+        ("2026-11-20T22:00:00", "'2026-11-20T22:00:00' has no UTC offset"),
+        ("1969-12-31T23:59:59Z", "'1969-12-31T23:59:59Z' is not in the years 1970 to 9998"),
+        ("9999-01-01T00:00:00Z", "'9999-01-01T00:00:00Z' is not in the years 1970 to 9998"),
+    ],
+)
+def test_the_error_of_a_time_names_the_time_and_its_fault(text: str, fault: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(fault)}$"):
+        parse_log_instant(text)
+
+
+def test_a_report_is_read_back_and_has_the_keys_of_earlier_versions(tmp_path: Path) -> None:
+    denial = Denial(
+        reason=DenialReason.SECRET_NOT_DECRYPTED, server="web01", detail="no key", client="::1", at=AT, request_count=2
+    )
+    report = EndpointReport((denial,), (UntrustedProxy(address="10.0.0.1", at=AT),))
+    write_report(tmp_path, "a", report)
+    assert json.loads((tmp_path / "a.report").read_bytes()) == {
+        "refused": [{**REPORTED, "reason": "SecretNotDecrypted", "words": "no key"}],
+        "proxies": [{"address": "10.0.0.1", "at": "2026-11-20T22:00:00Z"}],
+    }
+    assert read_reports(tmp_path, AT) == report
+
+
 REPORTED = {"server": "web01", "words": "", "client": "::1", "at": "2026-11-20T22:00:00Z", "times": 2}
 
 
@@ -115,8 +147,8 @@ REPORTED = {"server": "web01", "words": "", "client": "::1", "at": "2026-11-20T2
 def test_a_denial_of_another_version_does_not_hide_the_others(tmp_path: Path, changes: dict[str, object]) -> None:
     values = [{"reason": "ClockOff", **REPORTED, **changes}, 7, {"reason": "Stopped", **REPORTED}]
     (tmp_path / "a.report").write_text(json.dumps({"refused": values}))
-    (denial,) = read_reports(tmp_path, AT).refused
-    assert (denial.reason, denial.server, denial.times) == (DenialReason.STOPPED, "web01", 2)
+    (denial,) = read_reports(tmp_path, AT).denials
+    assert (denial.reason, denial.server, denial.request_count) == (DenialReason.STOPPED, "web01", 2)
 
 
 def test_a_proxy_in_several_reports_has_its_latest_time(tmp_path: Path) -> None:

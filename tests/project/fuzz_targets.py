@@ -149,7 +149,7 @@ def spooled(data: bytes) -> None:
         if (found := ServedBoots(Path(folder)).find("web01", "a" * 64)) is not None:
             found.may_serve_again(BEFORE, Uptime("this", 1))
         ServedBoots(Path(folder)).has_installer_reported("web01", "a" * 64)
-        summarise_denials(read_reports(Path(folder), BEFORE).refused)
+        summarise_denials(read_reports(Path(folder), BEFORE).denials)
         spool.delete_finished_files(
             Path(folder), taken.offsets, spool.count_deletions_after(Path(folder), taken.offsets)
         )

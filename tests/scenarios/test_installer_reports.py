@@ -181,13 +181,13 @@ def test_a_report_gets_a_204_and_is_recorded_each_time_by_any_method_and_notatio
     site: Site, client: httpx.Client
 ) -> None:
     client.get(f"/v1/boot/{MAC}/boot.ipxe")
-    assert [observed.is_report for observed in site.observed()] == [False]
+    assert [observed.reports_success for observed in site.observed()] == [False]
     found = client.get(ASKED)
     assert (found.status_code, found.content, found.headers["cache-control"]) == (204, b"", "no-store")
     assert not {"content-length", "etag", "transfer-encoding"} & set(found.headers)
     (observed,) = site.observed()
     assert (observed.server, observed.path, observed.client, observed.at) == ("web01", PATH, "127.0.0.1", BEFORE)
-    assert (observed.is_report, observed.digest, observed.modified) == (True, TOKEN, None)
+    assert (observed.reports_success, observed.digest, observed.modified) == (True, TOKEN, None)
     notations = (MAC.upper(), MAC.replace("-", ":"), MAC.replace("-", ""))
     again = [client.get(f"/v1/boot/{mac}/provisioned/{TOKEN}") for mac in notations]
     again += [client.get(ASKED, headers={"if-none-match": "*"}), client.post(ASKED, content=b"{}")]
@@ -225,7 +225,7 @@ def test_reports_and_data_are_available_before_during_and_after_a_maintenance(si
         site.now = now
         assert client.get(ASKED).status_code == 204
         assert client.get(DATA.removeprefix("boot")).status_code == 200
-    assert [observed.digest for observed in site.observed() if observed.is_report] == [TOKEN] * 3
+    assert [observed.digest for observed in site.observed() if observed.reports_success] == [TOKEN] * 3
 
 
 def test_a_fetch_of_data_is_recorded_as_the_start_of_the_installation(site: Site, client: httpx.Client) -> None:
@@ -233,7 +233,12 @@ def test_a_fetch_of_data_is_recorded_as_the_start_of_the_installation(site: Site
     assert (found.status_code, found.headers["content-type"]) == (200, "application/vnd.coreos.ignition+json")
     assert found.headers["cache-control"] == "no-store"
     (observed,) = site.observed()
-    assert (observed.path, observed.digest, observed.is_from_system, observed.is_report) == (DATA, TOKEN, True, False)
+    assert (observed.path, observed.digest, observed.is_from_system, observed.reports_success) == (
+        DATA,
+        TOKEN,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,7 +309,12 @@ def test_a_failure_is_posted_with_the_last_lines_of_a_log(site: Site, client: ht
     log = b"".join(b"line %d\n" % number for number in range(10_000)) + b"no \x1b[31mdisk\tfound \xff\n"
     assert client.post(FAILED.removeprefix("boot"), content=log).status_code == 204
     (observed,) = site.observed()
-    assert (observed.is_failure, observed.is_report, observed.digest, observed.server) == (True, False, TOKEN, "web01")
+    assert (observed.reports_failure, observed.reports_success, observed.digest, observed.server) == (
+        True,
+        False,
+        TOKEN,
+        "web01",
+    )
     assert observed.log is not None
     lines = observed.log.splitlines()
     assert (len(lines), lines[-2], lines[-1]) == (20, "line 9999", "no \\u001b[31mdisk found \ufffd")
@@ -313,7 +323,10 @@ def test_a_failure_is_posted_with_the_last_lines_of_a_log(site: Site, client: ht
 def test_a_log_in_chunks_is_one_log_and_a_failure_may_be_reported_by_get(site: Site, client: httpx.Client) -> None:
     assert client.post(FAILED.removeprefix("boot"), content=iter([b"one\n", b"two\n"])).status_code == 204
     assert client.get(FAILED.removeprefix("boot")).status_code == 204
-    assert [(observed.is_failure, observed.log) for observed in site.observed()] == [(True, "one\ntwo"), (True, None)]
+    assert [(observed.reports_failure, observed.log) for observed in site.observed()] == [
+        (True, "one\ntwo"),
+        (True, None),
+    ]
 
 
 def test_a_log_without_an_end_is_not_read_to_its_end(site: Site, client: httpx.Client) -> None:

@@ -163,7 +163,7 @@ def record_fetches(update: LedgerUpdate, new_fetches: Iterable[Fetch], commit: C
         may_overwrite = fetch.offer.phase is Phase.MAINTENANCE and fetch.offer.writes_disk and not fetch.offer.once
         if is_known or (observation.is_open_intent and may_overwrite):
             _record_fetch(update, fetch, commit, spec.evidence)
-            is_sent_by_mirror = not (observation.server or observation.is_open_intent or observation.is_report)
+            is_sent_by_mirror = not (observation.server or observation.is_open_intent or observation.reports_success)
             if observation.outcome is Outcome.SERVED or is_sent_by_mirror:
                 drop_intents_of_served_boot(update, fetch.offer)
         elif _consumes_boot(fetch):
@@ -203,7 +203,7 @@ def _record_fetch(update: LedgerUpdate, fetch: Fetch, commit: Commit, kind: flee
     if offer.key == DISK_BOOT:
         record_disk_boot(update, offer, observation)
         return
-    if observation.is_report or observation.is_failure:
+    if observation.reports_success or observation.reports_failure:
         _record_report(update, fetch, kind)
         return
     if observation.intent is None:
@@ -230,17 +230,17 @@ def _record_report(update: LedgerUpdate, fetch: Fetch, kind: fleet.Evidence) -> 
     offer, observation = fetch.offer, fetch.observation
     before = update.record(offer.uuid)
     if kind is fleet.Evidence.REPORTED and offer.phase is not Phase.MAINTENANCE:
-        if observation.is_failure:
+        if observation.reports_failure:
             record_install_step(update, offer, observation)
         else:
             record_provisioned(update, offer, observation.at, REPORTED)
     if update.record(offer.uuid) is before and not fetch.was_recorded and count_fetch(update, offer, observation):
-        result = f"failed: {observation.log}" if observation.is_failure else "completed"
+        result = f"failed: {observation.log}" if observation.reports_failure else "completed"
         update.add_event(
             "ReportOutdated",
             f"{offer.server}: gitboot ignored an outdated report from an installer for {offer.key} "
             f"({offer.image}): {result}",
-            warning=observation.is_failure,
+            warning=observation.reports_failure,
             server=offer.server,
             key=offer.key,
             log=observation.log,

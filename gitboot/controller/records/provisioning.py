@@ -135,7 +135,7 @@ def record_install_step(update: LedgerUpdate, offer: Offer, observation: Observa
     if (record := update.usable_record(offer.uuid)) is None:
         return
     seen = _build_evidence(update, observation)
-    if observation.is_failure:
+    if observation.reports_failure:
         new_record = apply_reported_failure(offer, record, Failure(seen.at, seen.client, observation.log or ""))
     elif observation.is_from_system:
         new_record = apply_start(offer, record, seen)
