@@ -170,13 +170,15 @@ class PlannedFleet(Struct, frozen=True, kw_only=True):
         """Return the plan for a server at a time, or None if no policy or active maintenance selects the server."""
         remaining = drop_ended_windows(decision, self.latest_clock)
         record = self.records.get(decision.uuid)
-        return make_plan(remaining, at, record, stop=self.stop, absent=self.find_missing_files(decision))
+        return make_plan(remaining, at, record, stop=self.stop, absent_files=self.find_missing_files(decision))
 
     def find_next_transition(self, decision: Decision, at: datetime) -> datetime | None:
         """Return the next time after ``at`` at which the server's plan changes by itself, or None."""
         remaining = drop_ended_windows(decision, self.latest_clock)
         record = self.records.get(decision.uuid)
-        return find_next_transition(remaining, at, record, stop=self.stop, absent=self.find_missing_files(decision))
+        return find_next_transition(
+            remaining, at, record, stop=self.stop, absent_files=self.find_missing_files(decision)
+        )
 
     def drop_ended_windows(self) -> Decisions:
         """Return the decisions without the maintenances that had already ended when the clock was set back."""

@@ -225,17 +225,17 @@ def plan_server(
     closed. The plans do not offer boots that need one of the ``absent`` files.
     """
     remaining = drop_ended_windows(decision, latest_clock)
-    current_plan = make_plan(remaining, at, record, stop=stop, absent=absent)
+    current_plan = make_plan(remaining, at, record, stop=stop, absent_files=absent)
     later_plans: list[tuple[datetime, BootPlan | None]] = []
     last_plan, since = current_plan, at
     while len(later_plans) < TRANSITIONS_AHEAD or (last_plan is not None and last_plan.maintenance is not None):
         if last_plan is not None:
             next_transition = last_plan.next_transition
         else:
-            next_transition = find_next_transition(remaining, since, record, stop=stop, absent=absent)
+            next_transition = find_next_transition(remaining, since, record, stop=stop, absent_files=absent)
         if next_transition is None:
             break
-        last_plan = make_plan(remaining, next_transition, record, stop=stop, absent=absent)
+        last_plan = make_plan(remaining, next_transition, record, stop=stop, absent_files=absent)
         since = next_transition
         later_plans.append((since, last_plan))
     later_plans, refresh_at = _limit_open_maintenance(remaining, current_plan, later_plans, at, stop, absent)

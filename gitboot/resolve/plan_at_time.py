@@ -69,15 +69,15 @@ def make_plan(
     record: Record | None,
     *,
     stop: StopScope = StopScope.NONE,
-    absent: Collection[BootFile] = (),
+    absent_files: Collection[BootFile] = (),
 ) -> BootPlan | None:
     """Return the plan of a server at the time ``at``, or None if the server has no plan.
 
     ``record`` is None if gitboot does not know what is installed. Parked and retired servers have no plan. An active
     server has a plan only if it has a policy or an active maintenance. gitboot does not offer a boot that needs one of
-    the ``absent`` files, unless the boot has already been served.
+    the ``absent_files``, unless the boot has already been served.
     """
-    state = _find_boot_state(decision, at, record, stop, absent)
+    state = _find_boot_state(decision, at, record, stop, absent_files)
     if state is None:
         return None
     boot = state.boot
@@ -106,7 +106,7 @@ def make_plan(
         boot=boot,
         user_data=state.user_data,
         override=state.override,
-        next_transition=find_next_transition(decision, at, record, stop=stop, absent=absent),
+        next_transition=find_next_transition(decision, at, record, stop=stop, absent_files=absent_files),
         offered=offered,
         data=data_token,
         token=token if token != decision.token else None,
@@ -116,6 +116,42 @@ def make_plan(
         waiting_maintenance=state.waiting_maintenance,
         is_withheld_from_ipxe=state.is_withheld_from_ipxe,
     )
+
+
+def find_next_transition(
+    decision: Decision,
+    at: datetime,
+    record: Record | None,
+    *,
+    stop: StopScope = StopScope.NONE,
+    absent_files: Collection[BootFile] = (),
+) -> datetime | None:
+    """Return the first time after ``at`` when the plan changes merely because time passes, or None."""
+    later_times = sorted({instant for instant in _list_transition_times(decision, record) if instant > at})
+    if not later_times:
+        return None
+    current_state = _find_boot_state(decision, at, record, stop, absent_files)
+    for instant in later_times:
+        if _find_boot_state(decision, instant, record, stop, absent_files) != current_state:
+            return instant
+    return None
+
+
+def _list_transition_times(decision: Decision, record: Record | None) -> Iterator[datetime]:
+    windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
+    for window in windows:
+        yield from (instant for instant in (window.start, window.end) if instant is not None)
+    if record is not None:
+        if record.grace_until is not None:
+            yield record.grace_until
+        if record.provisioned_at is not None:  # in the future if the clock was set back
+            yield from (record.provisioned_at, record.provisioned_at + DATA_GRACE)
+        if record.consumed_at is not None:
+            yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
+        serve_times = [attempt.boots[-1].at for attempt in record.attempts]
+        serve_times += [serve.seen.at for serve in record.unknown_serves if not serve.is_withheld]
+        serve_times += [run.at for run in record.runs.values()]
+        yield from (served_at + grace for served_at in serve_times for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
 
 
 def _find_data_token(decision: Decision, state: _BootState, token: Digest | None) -> Digest | None:
@@ -172,42 +208,6 @@ def drop_ended_windows(decision: Decision, latest_clock: datetime | None) -> Dec
     return decision if remaining == decision.maintenances else replace(decision, maintenances=remaining)
 
 
-def find_next_transition(
-    decision: Decision,
-    at: datetime,
-    record: Record | None,
-    *,
-    stop: StopScope = StopScope.NONE,
-    absent: Collection[BootFile] = (),
-) -> datetime | None:
-    """Return the first time after ``at`` when the plan changes merely because time passes, or None."""
-    later_times = sorted({instant for instant in _list_transition_times(decision, record) if instant > at})
-    if not later_times:
-        return None
-    current_state = _find_boot_state(decision, at, record, stop, absent)
-    for instant in later_times:
-        if _find_boot_state(decision, instant, record, stop, absent) != current_state:
-            return instant
-    return None
-
-
-def _list_transition_times(decision: Decision, record: Record | None) -> Iterator[datetime]:
-    windows: tuple[MaintenanceDecision | WithheldBoot, ...] = (*decision.maintenances, *decision.withheld)
-    for window in windows:
-        yield from (instant for instant in (window.start, window.end) if instant is not None)
-    if record is not None:
-        if record.grace_until is not None:
-            yield record.grace_until
-        if record.provisioned_at is not None:  # in the future if the clock was set back
-            yield from (record.provisioned_at, record.provisioned_at + DATA_GRACE)
-        if record.consumed_at is not None:
-            yield from (record.consumed_at + grace for grace in (timedelta(), CONSUMED_GRACE, DATA_GRACE))
-        serve_times = [attempt.boots[-1].at for attempt in record.attempts]
-        serve_times += [serve.seen.at for serve in record.unknown_serves if not serve.is_withheld]
-        serve_times += [run.at for run in record.runs.values()]
-        yield from (served_at + grace for served_at in serve_times for grace in (timedelta(), FETCH_GRACE, DATA_GRACE))
-
-
 # What a server boots at a time
 
 
@@ -226,8 +226,8 @@ class _BootState:
     medium_boot: Boot | None = None  # the boot whose medium is in a virtual drive, or may still be
     waiting_maintenance: str | None = None  # the maintenance that waits for an approval or a drain
     is_withheld_from_ipxe: bool = False  # whether only the other boot loaders get the boot
-    # whether the boot was already served and is still being served
-    is_served_again: bool = field(default=False, compare=False)
+    # Whether the boot was already served and is still being served. Plans do not contain this, so it is not compared.
+    is_still_served: bool = field(default=False, compare=False)
 
 
 def _find_boot_state(
@@ -247,23 +247,18 @@ def _find_boot_state(
         state = _find_policy_state(policy, at, record)
     else:
         return None
-    boot = state.boot
-    if boot is not None:
-        if (substitute := _find_substitute(decision, state, at, record, stop, absent_files)) is not None:
-            return substitute
-        # checked last, because gitboot must not drain a server for a boot that it would not offer
-        if waiting_state is not None:
-            return waiting_state
-        return replace(
-            state,
-            medium_boot=_select_medium_boot(boot),
-            is_withheld_from_ipxe=not state.is_served_again and boot.lacks_ipxe_files(absent_files),
-        )
-    if waiting_state is not None:
+    if (substitute := _find_substitute(decision, state, at, record, stop, absent_files)) is not None:
+        return substitute
+    if waiting_state is not None:  # checked last: gitboot must not drain a server for a boot that it would not offer
         is_stopped = stop is StopScope.ALL and waiting_state.boot is not None
         return _make_disk_state(policy, Cause.ALL_STOPPED) if is_stopped else waiting_state
-    running_boot = _find_running_boot(decision, at, record, state)
-    return replace(state, medium_boot=_select_medium_boot(running_boot)) if running_boot is not None else state
+    if (boot := state.boot) is None:
+        return state
+    return replace(
+        state,
+        medium_boot=_select_medium_boot(boot),
+        is_withheld_from_ipxe=not state.is_still_served and boot.lacks_ipxe_files(absent_files),
+    )
 
 
 def _find_maintenance_state(
@@ -299,18 +294,23 @@ def _find_run_state(
     data_token = offer_token(uuid, name, str(maintenance.run), boot.image, str(record.offered))
 
     def make_served_state(cause: Cause, served_at: datetime) -> _BootState:
-        """Return the disk boot after the one-time boot, whose system may still fetch its user data."""
-        if boot.user_data is not None and _is_in_grace_period(served_at, at, DATA_GRACE):
-            return _BootState(
-                phase=Phase.DISK, cause=cause, maintenance=name, user_data=boot.user_data, data_token=data_token
-            )
-        return _BootState(phase=Phase.DISK, cause=cause, maintenance=name)
+        """Return the disk boot after the one-time boot, whose system may still read its user data and its medium."""
+        if not _is_in_grace_period(served_at, at, DATA_GRACE):
+            return _BootState(phase=Phase.DISK, cause=cause, maintenance=name)
+        return _BootState(
+            phase=Phase.DISK,
+            cause=cause,
+            maintenance=name,
+            user_data=boot.user_data,
+            data_token=data_token if boot.user_data is not None else None,
+            medium_boot=_select_medium_boot(boot),
+        )
 
     is_served = False
     if is_current_run_consumed(maintenance, record):
         run = record.runs[name]
         is_served = True
-        if not is_run_served_again(run, at):
+        if not is_run_still_served(run, at):
             cause = Cause.MAINTENANCE_DONE
             if boot.proves_start and run.given is not None:
                 cause = Cause.MAINTENANCE_SERVED if run.started is None else Cause.MAINTENANCE_STARTED
@@ -329,7 +329,7 @@ def _find_run_state(
         override=override if not is_served else None,
         key=key,
         data_token=data_token if boot.user_data is not None else None,
-        is_served_again=is_served,
+        is_still_served=is_served,
     )
 
 
@@ -352,49 +352,57 @@ def _find_policy_state(policy: PolicyDecision, at: datetime, record: Record | No
 
 
 def _find_provisioned_state(policy: PolicyDecision, boot: Boot, at: datetime, record: Record) -> _BootState:
-    """Return the state of a server that its policy has installed once."""
+    """Return the state of a server whose one-time installation is complete."""
     since, until = record.provisioned_at, record.grace_until
     has_later_attempt = unfinished_later_attempt(record) is not None
     if since is not None and until is not None and since <= at < until and record.image == boot.image:
         key = next_boot_key(policy, record)
         if record.attempts and not has_later_attempt:
             key = record.attempts[-1].boot_key  # the next key may belong to a later attempt
-        return _make_network_state(boot, key, None, is_served_again=True)
-    user_data = None
-    if since is not None and _is_in_grace_period(since, at, DATA_GRACE) and record.evidence != ADOPTED:
-        user_data = boot.user_data
-    if user_data is not None and record.evidence not in START_EVIDENCE:
-        user_data = user_data.without_secrets()
+        return _make_network_state(boot, key, None, is_still_served=True)
     cause = Cause.LATER_INSTALL_UNFINISHED if has_later_attempt else Cause.PROVISIONED
-    return _make_disk_state(policy, cause, user_data)
+    if since is None or not _is_in_grace_period(since, at, DATA_GRACE) or record.evidence == ADOPTED:
+        return _make_disk_state(policy, cause)
+    user_data, medium_boot = boot.user_data, None
+    if record.evidence not in START_EVIDENCE:
+        user_data = user_data.without_secrets() if user_data is not None else None
+    elif not has_later_attempt:
+        medium_boot = _select_medium_boot(boot)
+    return _make_disk_state(policy, cause, user_data, medium_boot)
 
 
 def _find_installation_state(policy: PolicyDecision, boot: Boot, at: datetime, record: Record) -> _BootState:
-    """Return the state of a server that its policy must install once."""
+    """Return the state of a server whose one-time installation is pending."""
     key = next_boot_key(policy, record)
-    served_state = _make_network_state(boot, key, None, is_served_again=True)
+    served_state = _make_network_state(boot, key, None, is_still_served=True)
     last = last_attempt(record, provision_key(policy, record))
     if last is not None:
-        if last.is_served_again(at) and not is_lowered(last, policy) and has_wanted_image(last, policy):
+        if last.is_still_served(at) and not is_lowered(last, policy) and has_wanted_image(last, policy):
             return replace(served_state, key=last.boot_key)
         if next_attempt_and_boot(policy, record) is None:
-            user_data = boot.user_data if _is_in_grace_period(last.boots[-1].at, at, DATA_GRACE) else None
+            is_running = _is_in_grace_period(last.boots[-1].at, at, DATA_GRACE)
+            user_data = boot.user_data if is_running else None
+            medium_boot = _select_medium_boot(boot) if is_running and last.step is not InstallStep.FAILED else None
             if user_data is not None and last.step is InstallStep.FAILED:
                 user_data = user_data.without_secrets()
-            return replace(_make_disk_state(policy, _CAUSE_BY_STEP[last.step], user_data), key=key)
+            return replace(_make_disk_state(policy, _CAUSE_BY_STEP[last.step], user_data, medium_boot), key=key)
     if record.consumed_at is not None and satisfies_key(record.consumed_key, key):
         if _is_in_grace_period(record.consumed_at, at, CONSUMED_GRACE):
             return served_state
-        return replace(_make_disk_state(policy, Cause.CONSUMED), key=key)
+        is_running = _is_in_grace_period(record.consumed_at, at, DATA_GRACE)
+        medium_boot = _select_medium_boot(boot) if is_running else None
+        return replace(_make_disk_state(policy, Cause.CONSUMED, None, medium_boot), key=key)
     if (served_at := _find_first_serve_time(record, key)) is not None:
         if _is_in_grace_period(served_at, at, FETCH_GRACE):
             return served_state
-        user_data = boot.user_data if _is_in_grace_period(served_at, at, DATA_GRACE) else None
-        return replace(_make_disk_state(policy, Cause.OUTCOME, user_data), key=key)
+        if not _is_in_grace_period(served_at, at, DATA_GRACE):
+            return replace(_make_disk_state(policy, Cause.OUTCOME), key=key)
+        medium_boot = _select_medium_boot(boot)
+        return replace(_make_disk_state(policy, Cause.OUTCOME, boot.user_data, medium_boot), key=key)
     if policy.wait_for is PolicyWait.POWER_OFF and last is None and record.released != release_key(policy, record):
         return _make_disk_state(policy, Cause.WAITING_FOR_POWER_OFF)
     override = _make_override(boot, policy.network_boot, policy.override, key)
-    return _make_network_state(boot, key, override, is_served_again=False)
+    return _make_network_state(boot, key, override, is_still_served=False)
 
 
 def _find_first_serve_time(record: Record, key: str) -> datetime | None:
@@ -411,7 +419,7 @@ def _make_always_state(policy: PolicyDecision, boot: Boot) -> _BootState:
     return _BootState(phase=Phase.NETWORK, cause=Cause.ALWAYS, boot=boot, user_data=boot.user_data, override=override)
 
 
-def _make_network_state(boot: Boot, key: str, override: BootOverride | None, *, is_served_again: bool) -> _BootState:
+def _make_network_state(boot: Boot, key: str, override: BootOverride | None, *, is_still_served: bool) -> _BootState:
     return _BootState(
         phase=Phase.NETWORK,
         cause=Cause.PENDING,
@@ -419,18 +427,30 @@ def _make_network_state(boot: Boot, key: str, override: BootOverride | None, *, 
         user_data=boot.user_data,
         override=override,
         key=key,
-        is_served_again=is_served_again,
+        is_still_served=is_still_served,
     )
 
 
-def _make_disk_state(policy: PolicyDecision | None, cause: Cause, user_data: UserDataFiles | None = None) -> _BootState:
-    """Return the state of a server that boots from its disk. ``user_data`` is what its last boot may still fetch."""
+def _make_disk_state(
+    policy: PolicyDecision | None,
+    cause: Cause,
+    user_data: UserDataFiles | None = None,
+    medium_boot: Boot | None = None,
+) -> _BootState:
+    """Return the state of a server that boots from its disk.
+
+    ``user_data`` and the medium of ``medium_boot`` are what the system of the server's last boot may still read.
+    """
     override = None
     if policy is not None and policy.disk_boot is DiskBoot.HDD:
         override = BootOverride(
             enabled=OverrideEnabled.CONTINUOUS, target=OverrideTarget.HDD, http_boot_uri=None, reason="disk"
         )
-    return _BootState(phase=Phase.DISK, cause=cause, user_data=user_data, override=override)
+    return _BootState(phase=Phase.DISK, cause=cause, user_data=user_data, override=override, medium_boot=medium_boot)
+
+
+def _select_medium_boot(boot: Boot) -> Boot | None:
+    return boot if boot.medium is not None else None
 
 
 def _make_override(boot: Boot, network_boot: NetworkBoot, mode: OverrideMode, reason: str) -> BootOverride | None:
@@ -466,7 +486,7 @@ def _find_waiting_state(
 ) -> _BootState | None:
     """Return the state until a maintenance has its approval and its drain, or None if the maintenance does not wait."""
     is_new = state.boot is not None or state.cause is Cause.MAINTENANCE_DISK
-    missing = find_missing_precondition(maintenance, record) if is_new and not state.is_served_again else None
+    missing = find_missing_precondition(maintenance, record) if is_new and not state.is_still_served else None
     if missing is None:
         return None
     substitute = _make_substitute_state(policy, missing, absent_files)
@@ -504,10 +524,10 @@ def _find_substitute(
         return _make_substitute_state(policy, Cause.STOPPED, absent_files)
     if boot.writes_disk and _is_withheld(decision, state, at, record):
         substitute = _make_substitute_state(policy, Cause.WITHHELD, absent_files)
-        if state.is_served_again and substitute.boot is None:  # the booted system may still fetch its user data
+        if state.is_still_served and substitute.boot is None:  # the booted system may still fetch its user data
             return replace(substitute, user_data=state.user_data, data_token=state.data_token)
         return substitute
-    if not state.is_served_again and boot.lacks_files(absent_files):
+    if not state.is_still_served and boot.lacks_files(absent_files):
         return _make_substitute_state(policy, Cause.FILE_MISSING, absent_files)
     return None
 
@@ -528,7 +548,7 @@ def _is_withheld(decision: Decision, state: _BootState, at: datetime, record: Re
     if policy is not None and record is not None and policy.network_boot is not NetworkBoot.ALWAYS:
         last = last_attempt(record, provision_key(policy, record))
     has_begun = state.maintenance is None and last is not None and last.failed is None
-    return not (state.is_served_again or has_begun)
+    return not (state.is_still_served or has_begun)
 
 
 def _make_substitute_state(
@@ -555,41 +575,6 @@ def find_harmless_boot(policy: PolicyDecision | None, absent_files: Collection[B
     return None if policy.boot.writes_disk or policy.boot.lacks_files(absent_files) else policy.boot
 
 
-# Virtual media
-
-
-def _select_medium_boot(boot: Boot) -> Boot | None:
-    return boot if boot.medium is not None else None
-
-
-def _find_running_boot(decision: Decision, at: datetime, record: Record | None, state: _BootState) -> Boot | None:
-    """Return the one-time boot whose system may still be reading its virtual medium, or None."""
-    if record is None:
-        return None
-    if state.maintenance is not None:
-        last_run = record.runs.get(state.maintenance)
-        maintenance = next(each for each in decision.maintenances if each.name == state.maintenance)
-        since = last_run.at if last_run is not None else None
-        if state.cause is Cause.MAINTENANCE_OUTCOME:
-            since = _find_first_serve_time(record, run_key(maintenance, record))
-        return maintenance.boot if since is not None and _is_in_grace_period(since, at, DATA_GRACE) else None
-    policy = decision.policy
-    if policy is None:
-        return None
-    since = None
-    match state.cause:
-        case Cause.PROVISIONED if record.evidence in START_EVIDENCE:
-            since = record.provisioned_at
-        case Cause.CONSUMED:
-            since = record.consumed_at
-        case Cause.OUTCOME:
-            since = _find_first_serve_time(record, next_boot_key(policy, record))
-        case Cause.ATTEMPTED | Cause.STARTED:
-            last = last_attempt(record, provision_key(policy, record))
-            since = last.boots[-1].at if last is not None else None
-    return policy.boot if since is not None and _is_in_grace_period(since, at, DATA_GRACE) else None
-
-
 # Runs of maintenances
 
 
@@ -608,7 +593,7 @@ def is_run_consumed(last_run: Run | None, run: int, start: datetime | None) -> b
     return last_run.end is None or start is None or start < last_run.end
 
 
-def is_run_served_again(last_run: Run, at: datetime) -> bool:
+def is_run_still_served(last_run: Run, at: datetime) -> bool:
     """Return whether gitboot still serves a consumed run.
 
     gitboot serves the run again until `FETCH_GRACE` has passed or the system has fetched user data.

@@ -160,7 +160,7 @@ class InstallAttempt(Struct, frozen=True, kw_only=True):
         """The newest evidence of the attempt: the start of the system, or the last served boot."""
         return self.started if self.started is not None and self.is_running else self.boots[-1]
 
-    def is_served_again(self, at: datetime) -> bool:
+    def is_still_served(self, at: datetime) -> bool:
         """Return whether gitboot still serves the last boot, for example to a second NIC or after a failed transfer."""
         served_at = self.boots[-1].at
         return self.failed is None and not self.is_running and served_at <= at < served_at + FETCH_GRACE

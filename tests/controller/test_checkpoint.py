@@ -144,7 +144,7 @@ class Twin:
         self.parts.source.fetch()
         left = count(after, -1)
 
-        def ends(act: Callable[..., None]) -> Callable[..., None]:
+        def ends(act: Callable[..., Any]) -> Callable[..., None]:
             def acted(*args: Any, **kwargs: Any) -> None:
                 if next(left) <= 0:
                     raise Killed

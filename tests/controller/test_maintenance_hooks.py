@@ -426,7 +426,9 @@ def test_a_server_is_not_drained_for_a_boot_that_gitboot_would_not_offer(
     decision = found.servers["web01"]
     boot = decision.maintenances[0].boot
     assert boot is not None
-    plan = make_plan(decision, NOON, Record(provision=0), stop=stop, absent=boot.files.all() if lacks_files else ())
+    plan = make_plan(
+        decision, NOON, Record(provision=0), stop=stop, absent_files=boot.files.all() if lacks_files else ()
+    )
     assert plan is not None
     assert plan.cause is cause, case
 

@@ -212,7 +212,7 @@ def test_an_active_maintenance_whose_boot_is_not_offered_is_explained_with_the_c
     if is_withheld:
         decision = replace(decision, withheld=(WithheldBoot("reflash", None, None, True, "f" * 40),))
     absent = (boot.files.kernel,) if lacks_file else ()
-    plan = make_plan(decision, NOON, Record(), stop=stop, absent=absent)
+    plan = make_plan(decision, NOON, Record(), stop=stop, absent_files=absent)
     explanation = explain(found, decision, plan, NOON, Record())
     (phase,) = (each for each in explanation.reasons if each.field == "phase")
     assert (phase.value, phase.why) == ("Disk", why)

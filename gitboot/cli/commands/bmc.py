@@ -374,7 +374,7 @@ def _find_plan_key(instance: OfflineInstance, uuid: SystemUuid, server: str, at:
     stop = find_stop_scope(snapshot, commit, snapshot.facts.orders)
     absent = snapshot.find_missing_files(decision)
     remaining = drop_ended_windows(decision, snapshot.find_later_clock(at))
-    plan = make_plan(remaining, at, snapshot.record(uuid), stop=stop, absent=absent)
+    plan = make_plan(remaining, at, snapshot.record(uuid), stop=stop, absent_files=absent)
     if plan is None:
         return None
     return plan.override.reason if plan.override is not None else plan.key
