@@ -308,7 +308,7 @@ class NicCollector:
         """Add an interface if its MAC address is valid. A remark on another MAC address begins with ``subject``."""
         parsed_mac, rejected = read_mac(mac, subject)
         self.remarks += rejected
-        if parsed_mac is None and not rejected and addresses:
+        if parsed_mac is None and addresses:
             lost = f"{', '.join(addresses)} was left out: add the interface"
             self.remarks.append(remark_missing(f"{subject} MAC address is unknown, so {lost}"))
         if parsed_mac is not None:
@@ -507,7 +507,8 @@ def parse_bmc(
     match = _REDFISH.fullmatch(address)
     if match is None:
         scheme = f"the unsupported scheme {address.partition(':')[0]}" if "://" in address else "no scheme"
-        return None, (remark_lost(f"the BMC was left out, because its address has {scheme}: add the BMC by hand"),)
+        left_out = f"the BMC {host}".strip() + " was left out"
+        return None, (remark_lost(f"{left_out}, because its address has {scheme}: add the BMC by hand"),)
     parts = split_url_or_none(f"{match[1] or match[2] or 'https'}://{match[3]}")
     if parts is None:
         return None, (remark_lost("the BMC was left out, because its address is malformed: add the BMC by hand"),)

@@ -772,6 +772,26 @@ def test_an_address_without_an_interface_is_in_the_report(system: str, text: str
     assert any("MAC address is unknown, so 10.0.0.13 was left out" in each.text for each in machine.remarks)
 
 
+@pytest.mark.parametrize(
+    ("system", "text", "reason"),
+    [
+        (
+            "metal3",
+            "kind: BareMetalHost\nmetadata: {name: a}\nspec: {bmc: {address: 'idrac://u:p@10.9.0.13/x'}}\n",
+            "the BMC 10.9.0.13 was left out, because its address has the unsupported scheme idrac",
+        ),
+        (
+            "foreman",
+            _json({"name": "a", "interfaces": [{"type": "bond", "identifier": "bond0", "ip": "10.0.0.13"}]}),
+            "interface bond0 with 10.0.0.13 was left out, because it is of type bond",
+        ),
+    ],
+)
+def test_what_is_left_out_is_named_with_its_address(system: str, text: str, reason: str) -> None:
+    (machine,) = SYSTEMS[system].read_inventory({"source.yaml": text}).machines
+    assert any(reason in each.text for each in machine.remarks), machine.remarks
+
+
 def test_ramdisks_of_ironic_have_the_arguments_that_ironic_adds(tmp_path: Path) -> None:
     files = {
         name: text.replace('"Driver"', '"Deploy Interface": "ramdisk", "Driver"')

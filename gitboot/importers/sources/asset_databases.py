@@ -473,6 +473,7 @@ def _read_foreman_interfaces(
         interface_type, identifier = str(row.get("type") or "interface"), as_text(row.get("identifier"))
         label = identifier or as_text(row.get("mac"))
         addresses = tuple(filter(None, (parse_address(row.get("ip")), parse_address(row.get("ip6")))))
+        address_list = f" with {', '.join(addresses)}" if addresses else ""
         if interface_type == "bmc":
             found, bmc_remarks = _read_foreman_bmc(name, row)
             remarks += bmc_remarks
@@ -481,9 +482,10 @@ def _read_foreman_interfaces(
             bmc = bmc or found
         elif interface_type in ("bond", "bridge"):
             bond_addresses |= dict.fromkeys(_list_foreman_devices(row), addresses)
-            remarks.append(remark_lost(f"interface {label} was left out, because it is of type {interface_type}"))
+            remarks.append(
+                remark_lost(f"interface {label}{address_list} was left out, because it is of type {interface_type}")
+            )
         elif row.get("virtual"):
-            address_list = f" with {', '.join(addresses)}" if addresses else ""
             remarks.append(remark_lost(f"interface {label}{address_list} was left out, because it is virtual"))
         else:
             reader.add(

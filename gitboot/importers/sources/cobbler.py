@@ -322,9 +322,9 @@ def _read_nics(
         if mac:
             nics.append(ImportedNic(mac=mac, name=name, addresses=addresses))
         elif not rejected:
-            remarks.append(
-                remark_missing(f"interface {name} has no MAC address: add the address in Cobbler, and import again")
-            )
+            place = f" with {', '.join(addresses)}" if addresses else ""
+            text = f"interface {name}{place} has no MAC address: add the address in Cobbler, and import again"
+            remarks.append(remark_missing(text))
     used_masters = {as_text(interface.get("interface_master")) for interface in interfaces.values()}
     remarks += [
         remark_lost(f"address {address} was not imported, because the interfaces of {name} have no MAC address")

@@ -206,6 +206,12 @@ def test_the_power_id_of_a_system_is_the_system_of_its_bmc(power: dict[str, Any]
     assert (machine.bmc.address, machine.bmc.system) == ("https://10.9.0.13", "/redfish/v1/Systems/2")
 
 
+def test_an_interface_without_a_mac_address_is_named_with_its_address() -> None:
+    plain = {"name": "eth1", "system_uid": "3", "mac_address": "", "ipv4": {"address": "10.0.0.13"}}
+    (machine,) = _collections([plain]).machines
+    assert any("interface eth1 with 10.0.0.13 has no MAC address" in each.text for each in machine.remarks)
+
+
 def test_an_initrd_in_the_kernel_options_is_in_the_report() -> None:
     files = {
         "distros/d.json": {"name": "d", "kernel_options": {"initrd": "/images/extra.img"}},
