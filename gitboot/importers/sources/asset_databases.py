@@ -185,7 +185,7 @@ def _collect_netbox_nics(
     interfaces: list[dict[str, Any]], addresses: Mapping[str, list[dict[str, Any]]]
 ) -> NicCollector:
     """Collect the interfaces of a device. The members of a link aggregation or a bridge get its addresses."""
-    lag_ids = {str(get_nested(interface, key, "id")) for interface in interfaces for key in ("lag", "bridge")}
+    lag_ids = {str(get_nested(interface, "lag", "id")) for interface in interfaces}
     lag_addresses = {
         str(interface.get("id")): _list_netbox_addresses(interface, addresses)
         for interface in interfaces

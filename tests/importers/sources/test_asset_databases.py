@@ -220,11 +220,17 @@ def test_each_address_of_a_device_of_netbox_is_on_an_interface_or_in_the_report(
         {"id": 2, "name": "eno1", "device": {"id": 7}, "bridge": {"id": 1}, "mac_address": A},
         {"id": 3, "name": "eno1.5", "device": {"id": 7}, "type": {"value": "virtual"}, "mac_address": None},
         {"id": 4, "name": "eno1", "device": {"id": 8}, "mac_address": B},
+        # NetBox also accepts a physical interface as a bridge
+        {"id": 5, "name": "eno5", "device": {"id": 7}, "type": {"value": "1000base-t"}, "mac_address": B},
+        {"id": 6, "name": "eno6", "device": {"id": 7}, "bridge": {"id": 5}, "mac_address": None},
         *({"id": at, "address": f"10.0.0.{at}/24", "assigned_object_id": at} for at in (1, 2, 3, 4)),
     ]
     inventory = read_netbox({"n.json": json.dumps(rows)})
     (found,) = inventory.machines
-    assert [(nic.name, nic.addresses) for nic in found.nics] == [("eno1", ("10.0.0.2/24", "10.0.0.1/24"))]
+    assert [(nic.name, nic.addresses) for nic in found.nics] == [
+        ("eno1", ("10.0.0.2/24", "10.0.0.1/24")),
+        ("eno5", ()),
+    ]
     assert found.labels == {"role": "web"}  # NetBox before 3.6
     texts = list_remarks(inventory)
     assert "interface eno1.5 with 10.0.0.3/24 was left out, because its MAC address is unknown" in texts
