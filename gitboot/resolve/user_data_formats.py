@@ -321,10 +321,13 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
             f"autoinstall in the rendered user data is {quote_value(section)}, not a mapping",
             "indent the keys under `autoinstall`",
         )
-    if "autoinstall.yaml" in json.dumps(section.get("early-commands"), default=str):
-        section = {key: value for key, value in section.items() if key in _EARLY_KEYS}
-    if (fault := next(_find_wrong_types("autoinstall", section, _AUTOINSTALL, is_alone=is_alone), None)) is not None:
-        raise fault
+    early = {key: value for key, value in section.items() if key in _EARLY_KEYS}
+    for part in (early, section):
+        if (fault := next(_find_wrong_types("autoinstall", part, _AUTOINSTALL, is_alone=is_alone), None)) is not None:
+            raise fault
+        commands = [[each] if isinstance(each, str) else each for each in early.get("early-commands", ())]
+        if any("autoinstall.yaml" in word for words in commands for word in words):
+            return
 
 
 def _find_wrong_types(path: str, value: Any, expected: Any, *, is_alone: bool) -> Iterator[Malformed]:

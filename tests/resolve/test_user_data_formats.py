@@ -191,6 +191,8 @@ def fault(format: str, text: str) -> str | None:
         (f"{IDENTITY}, groups: sudo}}\n", "identity.groups in the rendered user data must be a list or a mapping"),
         (f"{IDENTITY}, uid: 1000}}\n", 'has the key "uid", which the installer rejects'),
         # early commands can change the other keys
+        (f"{HEAD}  early-commands: [[sed, -i, s/X/a/, /autoinstall.yaml]]\n  ssh: {{install-server: X}}\n", None),
+        (f"{HEAD}  early-commands: &a [*a]\n", "early-commands[0][0] in the rendered user data must be a string"),
         (f"{HEAD}  early-commands: [sed -i s/X/a/ /autoinstall.yaml]\n  ssh: {{install-server: X}}\n", None),
         (
             f"{HEAD}  early-commands: [sed, 1, /autoinstall.yaml]\n",
