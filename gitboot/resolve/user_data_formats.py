@@ -421,8 +421,10 @@ def _check_preseed(text: str) -> None:
             )
 
 
-_TALOS_KEYS: Final = ("machine", "cluster", "debug", "persist")  # a machine configuration has at least one of them
-_TALOS_TYPES: Final = ("controlplane", "init", "worker", "join", "")  # the last two are a worker too
+# The keys of a machine configuration, and the machine types. Talos also reads a patch without `version` and `type`, but
+# then lacks its certificates. `join` is an old name of `worker`.
+_TALOS_KEYS: Final = ("cluster", "debug", "machine", "persist", "version")
+_TALOS_TYPES: Final = ("controlplane", "init", "join", "worker")
 
 
 def _check_talos(text: str) -> None:
@@ -462,12 +464,11 @@ def _check_talos(text: str) -> None:
                     line,
                     Code.TALOS_DOCUMENT,
                 )
-        elif document.keys().isdisjoint(_TALOS_KEYS) or document.get("version", "v1alpha1") != "v1alpha1":
+        elif document.get("version") != "v1alpha1":
             raise _make_talos_fault(
-                "the rendered text is not a Talos configuration, because it has no `version: v1alpha1` and `machine`",
-                line,
+                "the rendered text is not a Talos configuration, because it has no `version: v1alpha1`", line
             )
-        elif unknown := [key for key in document if key not in (*_TALOS_KEYS, "version")]:
+        elif unknown := [key for key in document if key not in _TALOS_KEYS]:
             raise make_user_data_fault(
                 f"the rendered Talos configuration has the key {quote_value(unknown[0])}, which Talos rejects",
                 format_suggestion(unknown[0], _TALOS_KEYS, "remove the key"),
@@ -482,8 +483,9 @@ def _check_talos(text: str) -> None:
                 line,
                 Code.TALOS_DOCUMENT,
             )
-        machine = document.get("machine", {}) if "kind" not in document else {}
-        if not isinstance(machine, dict) or machine.get("type", "") not in _TALOS_TYPES:
+        machine = document.get("machine")
+        is_typed = isinstance(machine, dict) and machine.get("type") in _TALOS_TYPES
+        if "machine" in document and "kind" not in document and not is_typed:
             raise make_user_data_fault(
                 "the rendered Talos configuration has no valid machine.type",
                 "write `type: controlplane` or `type: worker` under `machine`",

@@ -486,7 +486,7 @@ def test_r6_image_and_method_must_match(
         ("Generic", {"t": "anything at all\n"}, []),
         # The other files beside user data are NoCloud's.
         ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "version: 2\nethernets: {}\n"}, []),
-        ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "network:\n  version: 1\n"}, []),
+        ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "network:\n  version: 1\n  config: []\n"}, []),
         ("CloudInit", {"t": "#cloud-config\n", "networkConfig": "ethernets: {}\n"}, ["GB4011"]),
         ("CloudInit", {"t": "#cloud-config\n", "vendorData": "#cloud-config\n"}, []),
         ("CloudInit", {"t": "#cloud-config\n", "vendorData": "x: y\n"}, ["GB4011"]),

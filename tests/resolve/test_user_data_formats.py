@@ -225,14 +225,9 @@ def test_finding_p10_autoinstall_is_a_cloud_config_with_its_root_key(text: str, 
         ("version: v1alpha1\nmachine:\n  type: node\n", "no valid machine.type"),
         ("version: v1alpha1\nmachine: worker\n", "no valid machine.type"),
         ("version: v1alpha1\nmachine:\n", "no valid machine.type"),
-        # Talos only warns about these types, which are a worker
-        ("version: v1alpha1\nmachine: {}\n", None),
-        ("version: v1alpha1\nmachine:\n  type: join\n", None),
-        # Talos finds the machine configuration by its keys, and rejects other keys
-        ("machine:\n  type: worker\n", None),
-        ("cluster: {}\ndebug: false\n", None),
+        ("version: v1alpha1\nmachine:\n  type: join\n", None),  # Talos only warns
+        ("version: v1alpha1\ncluster: {}\ndebug: false\n", None),
         ("version: v1alpha2\nmachine: {}\n", "is not a Talos configuration"),
-        ("version: v1alpha1\n", "is not a Talos configuration"),
         (f"{MACHINE}clusters: {{}}\n", 'has the key "clusters", which Talos rejects'),
         (f"{HOSTNAME}---\n{HOSTNAME}", "a second HostnameConfig begins on line 5"),
         (f"{HOSTNAME}name: a\n---\n{HOSTNAME}name: b\n", None),
