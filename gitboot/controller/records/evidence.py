@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Final
 
 from msgspec import Struct, structs
 
 from gitboot.bmc.override_state import BmcObservation, OverrideRecord, OverrideState, ResetConclusion
 from gitboot.bmc.override_steps import add_known_clock, is_override_shown
+from gitboot.controller.records.first_records import drop_records
 from gitboot.controller.records.install_boots import (
     DISK_BOOT,
     boot_identifies_machine,
@@ -54,14 +56,24 @@ from gitboot.ledger.server_tables import PendingObservation
 from gitboot.ledger.store import Store
 from gitboot.model import fleet
 from gitboot.model.scalars import SystemUuid
-from gitboot.render.paths import find_token
+from gitboot.render.paths import find_non_script_kind, find_token
 from gitboot.render.server_files import ServerState
 from gitboot.render.token_keys import TokenKeys
 from gitboot.resolve.install_attempts import find_attempt_image
 from gitboot.resolve.plan_at_time import release_key
-from gitboot.resolve.provisioning_record import CONSUMED_GRACE, FETCHED, PROGRESS, REPORTED, StepEvidence
+from gitboot.resolve.provisioning_record import (
+    CONSUMED_GRACE,
+    FETCH_GRACE,
+    FETCHED,
+    PROGRESS,
+    REPORTED,
+    StepEvidence,
+    find_last_seen,
+)
 from gitboot.resolve.server_decision import OverrideEnabled
 from gitboot.resolve.server_plan import WAITING_CAUSES, Cause, Offer, Phase
+
+_NEVER: Final = datetime.min.replace(tzinfo=UTC)
 
 Networks = Iterable[IPv4Network | IPv6Network]
 
@@ -156,7 +168,9 @@ def record_fetches(update: LedgerUpdate, new_fetches: Iterable[Fetch], commit: C
     for fetch in intended:  # an intent counts as a fetch of the secret, because the secret may have been sent
         count_fetch(update, fetch.offer, fetch.observation)
     intents = {fetch.observation.intent for fetch in intended}
-    for fetch in drop_concluded_intents(fetches, lambda each: each.observation):
+    fetches = drop_concluded_intents(fetches, lambda each: each.observation)
+    _drop_overtaken_records(update, fetches)
+    for fetch in fetches:
         observation = fetch.observation
         is_known = not observation.is_open_intent and observation.outcome is not Outcome.WITHHELD
         # An intent to serve an Always boot that writes to disk makes the content of the disks unknown.
@@ -168,6 +182,27 @@ def record_fetches(update: LedgerUpdate, new_fetches: Iterable[Fetch], commit: C
                 drop_intents_of_served_boot(update, fetch.offer)
         elif _consumes_boot(fetch):
             record_intent(update, fetch.offer, observation, is_early=observation.intent not in intents)
+
+
+def _drop_overtaken_records(update: LedgerUpdate, fetches: Iterable[Fetch]) -> None:
+    """Drop the exported records that lack a boot which wrote the disk before an operator initialized the ledger.
+
+    The fetch log contains such a boot if the instance ended before it had read the boot.
+    """
+    begun = update.facts.begun or _NEVER
+    overtaken: dict[SystemUuid, str] = {}  # the names of servers by UUID
+    for fetch in fetches:
+        offer, observation, record = fetch.offer, fetch.observation, update.record(fetch.offer.uuid)
+        if record is None or offer.number >= record.offered or not offer.writes_disk or offer.key == DISK_BOOT:
+            continue
+        if fetch.was_recorded or observation.outcome is Outcome.WITHHELD or find_non_script_kind(observation.path):
+            continue
+        has_boot = record.provision is not None or bool(record.attempts)
+        known_until = (find_last_seen(record) or _NEVER) + (FETCH_GRACE if has_boot else timedelta())
+        if known_until < observation.at <= begun:
+            overtaken[offer.uuid] = offer.server
+    why = "an endpoint served a boot that is not in the server's record, so gitboot does not know what is installed"
+    drop_records(update, overtaken, why)
 
 
 def _is_from_monitor(observation: Observation, monitors: Networks) -> bool:

@@ -339,7 +339,7 @@ def drop_records_with_unoffered_boots(update: LedgerUpdate, commit: Commit, boot
         if decision is not None and record is not None and (find_last_seen(record) or _NEVER) < boot.at:
             outdated[decision.uuid] = boot.server
     why = "an endpoint served a boot that this ledger never offered, so gitboot does not know what is installed"
-    _drop_records(update, outdated, why)
+    drop_records(update, outdated, why)
 
 
 def drop_records_of_installed_boards(update: LedgerUpdate, commit: Commit, boards: Set[SystemUuid]) -> None:
@@ -355,10 +355,10 @@ def drop_records_of_installed_boards(update: LedgerUpdate, commit: Commit, board
         is_new = record is not None and record.provision is None and not (record.offered or record.attempts)
         if is_new and decision.provision <= (_find_served_before(update, decision) or 0):
             installed[machine.uuid] = machine.name
-    _drop_records(update, installed, "the server may have booted its installation with its earlier board")
+    drop_records(update, installed, "the server may have booted its installation with its earlier board")
 
 
-def _drop_records(update: LedgerUpdate, servers: Mapping[SystemUuid, str], why: str) -> None:
+def drop_records(update: LedgerUpdate, servers: Mapping[SystemUuid, str], why: str) -> None:
     """Drop the records of servers, and report that their state is unknown. ``servers`` are names by UUID."""
     if servers:
         update.dropped |= frozenset(servers)

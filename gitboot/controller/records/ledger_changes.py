@@ -239,12 +239,12 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
             update.judged_machines.add(task_evidence.uuid)
     if batch.machines_without_task:
         evidence.accept_fetches_without_task(update, batch.machines_without_task, commit)
-    if batch.fetches:
+    if ledger_trust.find_unverified_reason(update.facts, commit.decisions) is None:
         evidence.record_fetches(update, batch.fetches, commit)
         boards = {fetch.offer.uuid for fetch in batch.fetches} - commit.machines.keys()
         if boards:
             first_records.drop_records_of_installed_boards(update, commit, boards)
-    update.spool_offsets = batch.spool_offsets  # stored together with the fetches
+        update.spool_offsets = batch.spool_offsets  # stored together with the fetches
     if batch.unoffered_boots:
         first_records.drop_records_with_unoffered_boots(update, commit, batch.unoffered_boots)
     if batch.changed_servers or update.new_records:

@@ -168,8 +168,12 @@ def record_intent(update: LedgerUpdate, offer: Offer, observation: Observation, 
 
 
 def drop_intents_of_served_boot(update: LedgerUpdate, offer: Offer) -> None:
-    """Drop the intents to serve a boot, because the boot was certainly served."""
-    if (record := update.record(offer.uuid)) is not None:
+    """Drop the intents to serve a boot, because the boot was certainly served.
+
+    If an operator stated the record after the offer, the record contains no other trace of the boot.
+    """
+    record = update.record(offer.uuid)
+    if record is not None and not is_outdated(offer, record):
         others = tuple(each for each in record.unknown_serves if each.key != offer.key)
         update.write_record(offer.uuid, offer.server, replace(record, unknown_serves=others))
 

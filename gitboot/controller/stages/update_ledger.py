@@ -169,12 +169,14 @@ def select_ready(intake: Intake, acceptance: AcceptanceState, snapshot: LedgerSn
     """Return the part of the inputs that this reconcile can process.
 
     BMC results and fetches wait until this instance plans from the accepted commit. Fetches also wait while the ledger
-    is unverified.
+    is unverified, until an operator initializes the ledger.
     """
     without_fetches = structs.replace(intake, observations=(), spool_offsets=snapshot.spool_offsets)
     if acceptance.accepted is None or not can_plan(snapshot, acceptance.accepted):
         return structs.replace(without_fetches, results=())
-    return intake if find_unverified_reason(snapshot.facts, acceptance.accepted.decisions) is None else without_fetches
+    is_verified = find_unverified_reason(snapshot.facts, acceptance.accepted.decisions) is None
+    begins = any(request.action == BeginWithRecords.kind for request in intake.requests)
+    return intake if is_verified or begins else without_fetches
 
 
 def build_batch(

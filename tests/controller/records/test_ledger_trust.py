@@ -7,7 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,12 +19,13 @@ from gitboot.controller.instance_state import LastFetch
 from gitboot.controller.records.ledger_changes import RETENTION, Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.endpoint.served_files import PublishedTree
-from gitboot.fetchlog.log_entries import Observation
+from gitboot.fetchlog.log_entries import Observation, Outcome
 from gitboot.fetchlog.spool import SpoolFile, encode_line
 from gitboot.jsonio import Digest
 from gitboot.ledger import instance_tables
 from gitboot.ledger.instance_tables import Facts
-from gitboot.resolve.provisioning_record import Record, make_record_fields
+from gitboot.model.scalars import SystemUuid
+from gitboot.resolve.provisioning_record import Record, StepEvidence, UnknownServe, make_record_fields
 from gitboot.resolve.server_plan import Phase
 from gitboot.review.guards import Limits
 from gitboot.system_clock import ClockState, Uptime, decide_clock_state
@@ -74,6 +75,33 @@ def test_a_ledger_without_the_offer_of_a_served_boot_is_an_older_copy(
     assert bench.snapshot.is_trusted is trusted
     found = {each.type: each.reason for each in bench.instance.reconciler.status.conditions if not each.status}
     assert found.get("RecordsVerified") == (None if trusted else "RestoredLedger")
+
+
+SERVED = StepEvidence(NOON + timedelta(minutes=5), "boot/v1/boot/m/boot.ipxe", "10.0.0.7")
+
+
+@pytest.mark.parametrize(
+    ("exported", "expected"),
+    [
+        (Record(), Phase.DISK),
+        (Record(provision=0, provisioned_at=NOON), Phase.DISK),
+        (Record(unknown_serves=(UnknownServe("a", "provision/1", SERVED),)), Phase.DISK),
+        (Record(provisioned_at=NOON + timedelta(minutes=6)), Phase.NETWORK),
+    ],
+    ids=["not read", "not read after an earlier installation", "its end was not read", "set to pending since"],
+)
+def test_a_boot_in_the_fetch_log_counts_if_exported_records_do_not_contain_it(
+    tmp_path: Path, exported: Record, expected: Phase
+) -> None:
+    with Bench(tmp_path) as bench:
+        plan = require_value(bench.decide(*fleet_of()).plan())
+        assert plan.phase is Phase.NETWORK
+        fetched = Observation(server="web01", path=SERVED.path, digest=plan.digest, client=SERVED.client, at=SERVED.at)
+        for outcome in (None, Outcome.SERVED):
+            bench.observe(replace(fetched, offer=plan.digest, intent="a", outcome=outcome))
+    with Bench(tmp_path, initial={SystemUuid(make_uuid("web01")): exported}, doubt="RestoredLedger") as bench:
+        bench.wait(hours=1).decide(*fleet_of())
+        assert [phase(bench) for _ in range(2)] == [expected] * 2
 
 
 # The clock
