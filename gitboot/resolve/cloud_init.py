@@ -222,6 +222,8 @@ class _Reader:
         if body is None:
             self.is_complete = False
             return
+        if not body.strip():
+            return  # nothing is lost
         type = _detect_type(body, "")
         if type not in (_CONFIG, _JSON_PATCH, _SCRIPT, _BOOTHOOK):
             raise make_user_data_fault(

@@ -155,7 +155,8 @@ def test_finding_p10_cloud_init_agrees(tmp_path: Path) -> None:
 
 def test_finding_p10_an_empty_cloud_config_loses_nothing() -> None:
     """cloud-init reports one, but there is nothing in it that it could ignore."""
-    assert read_cloud_configs("#cloud-config\n").configs == ()
+    for text in ("#cloud-config\n", "## template: jinja\n", "## template: jinja\n \n"):
+        assert read_cloud_configs(text).configs == ()
 
 
 @for_each(
