@@ -275,7 +275,7 @@ def plan_fleet(
 def _plan_accepted_commit(state: Path, at: datetime) -> PlannedFleet:
     """Return the commit that an instance has accepted, without the boots that the instance withholds."""
     from gitboot.cli.instance_client import open_offline
-    from gitboot.controller.boot_stops import find_stop_scope
+    from gitboot.controller.current_plans import find_stop_scope
     from gitboot.controller.records.install_boots import remove_withheld_boots
     from gitboot.git.fetch import CLONE
 

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
 
-from gitboot.controller.boot_stops import find_released_servers
 from gitboot.controller.commit_judgement import (
     Candidate,
     CommitJudge,
@@ -22,6 +21,7 @@ from gitboot.controller.commit_judgement import (
     check_signatures,
     collect_approvals,
 )
+from gitboot.controller.current_plans import find_released_servers
 from gitboot.controller.instance_state import (
     AcceptanceState,
     MissingCommit,

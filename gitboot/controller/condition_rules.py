@@ -10,9 +10,8 @@ from typing import Any, Final
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting, is_withheld
-from gitboot.controller.boot_stops import find_fleet_stop
 from gitboot.controller.commit_judgement import describe_ack_message, format_ack_instructions, format_held_commit
-from gitboot.controller.current_plans import ImageFile
+from gitboot.controller.current_plans import ImageFile, find_fleet_stop
 from gitboot.controller.instance_state import (
     InstanceState,
     find_untrusted_commit,

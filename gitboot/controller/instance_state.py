@@ -13,9 +13,8 @@ import msgspec
 from msgspec import Struct, structs
 
 from gitboot.controller.bmcs.schedule import Schedule
-from gitboot.controller.boot_stops import may_instance_act
 from gitboot.controller.commit_judgement import Candidate, CommitJudgement, format_exceeded_limits, list_ack_lines
-from gitboot.controller.current_plans import Plans
+from gitboot.controller.current_plans import Plans, may_instance_act
 from gitboot.controller.maintenance_hooks import HookFailure
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.errors import FleetOrders

@@ -37,7 +37,7 @@ _TO_LEDGER: Final[_Stages] = (
 _FROM_LEDGER: Final[_Stages] = (
     (Stage.PLAN, plan),
     (Stage.PUBLISH, publish),
-    (Stage.ASK, start_bmc_tasks),
+    (Stage.START_BMC_TASKS, start_bmc_tasks),
     (Stage.REPORT, report),
 )
 

@@ -225,8 +225,8 @@ FAMILIES: Final = (
         _HISTOGRAM,
         "Duration of each stage since the instance started.",
         ("stage",),
-        "stages of a reconcile: take_in, accept, learn, write_ledger, plan, publish, ask, report; in parallel: fetch, "
-        "evaluate (one commit), bmc (one task)",
+        "stages of a reconcile: take_in, accept, learn, write_ledger, plan, publish, start_bmc_tasks, report; in "
+        "parallel: fetch, evaluate (one commit), bmc (one task)",
     ),
 )
 

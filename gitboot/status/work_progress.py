@@ -139,7 +139,7 @@ class Stage(StrEnum):
     WRITE_LEDGER = "write_ledger"
     PLAN = "plan"
     PUBLISH = "publish"
-    ASK = "ask"
+    START_BMC_TASKS = "start_bmc_tasks"
     REPORT = "report"
     RECONCILE = "reconcile"  # this stage is a complete reconcile
 
@@ -152,7 +152,7 @@ _RECONCILE_STAGES: Final = (
     Stage.WRITE_LEDGER,
     Stage.PLAN,
     Stage.PUBLISH,
-    Stage.ASK,
+    Stage.START_BMC_TASKS,
     Stage.REPORT,
 )
 

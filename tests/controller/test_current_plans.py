@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from gitboot.artifacts.availability import Presence, Sighting
-from gitboot.controller.boot_stops import find_released_servers
-from gitboot.controller.current_plans import DueQueue, Plans, find_changed_servers, replan
+from gitboot.controller.current_plans import DueQueue, Plans, find_changed_servers, find_released_servers, replan
 from gitboot.controller.operator_requests import BeginWithRecords
 from gitboot.controller.records.ledger_changes import Batch, apply_batch
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot

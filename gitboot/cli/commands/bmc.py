@@ -45,7 +45,7 @@ from gitboot.cli.options import (
 )
 from gitboot.cli.terminal import echo_wrapped, format_table, show_progress, wrap_text
 from gitboot.controller.bmcs.manual_tasks import Inspection, format_override, inspect_bmcs, list_manual_tasks
-from gitboot.controller.boot_stops import find_stop_scope
+from gitboot.controller.current_plans import find_stop_scope
 from gitboot.controller.instance.assembly import OfflineInstance
 from gitboot.controller.instance.state_directory import find_running_process
 from gitboot.controller.operator_requests import (

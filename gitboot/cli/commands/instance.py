@@ -427,7 +427,7 @@ def allow_installs_command(state: Path) -> None:
         request_change,
         resolve_active_state,
     )
-    from gitboot.controller.boot_stops import find_released_servers, find_stop_scope
+    from gitboot.controller.current_plans import find_released_servers, find_stop_scope
     from gitboot.controller.operator_requests import AllowInstalls
     from gitboot.controller.records.install_boots import remove_withheld_boots
     from gitboot.publish.tree_reader import remove_stop_file

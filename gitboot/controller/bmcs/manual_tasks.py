@@ -50,8 +50,7 @@ from gitboot.controller.bmcs.desired_state import (
     build_wanted_override,
     find_power_plan,
 )
-from gitboot.controller.boot_stops import find_stop_scope
-from gitboot.controller.current_plans import build_server_details
+from gitboot.controller.current_plans import build_server_details, find_stop_scope
 from gitboot.controller.records.install_boots import remove_withheld_boots
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot
 from gitboot.controller.records.ledger_trust import find_unverified_reason

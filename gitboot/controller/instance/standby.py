@@ -19,9 +19,8 @@ from msgspec import Struct, structs
 
 from gitboot.background_threads import BackgroundThread
 from gitboot.child_processes import spawn
-from gitboot.controller.boot_stops import find_stop_scope
 from gitboot.controller.checkpoint import MIN_SERVERS, Checkpoint
-from gitboot.controller.current_plans import WindowWatch, find_changed_servers, replan
+from gitboot.controller.current_plans import WindowWatch, find_changed_servers, find_stop_scope, replan
 from gitboot.controller.instance import state_directory
 from gitboot.controller.instance.assembly import find_ledger
 from gitboot.controller.instance.git_source import build_source, check_repository

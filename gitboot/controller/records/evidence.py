@@ -12,7 +12,7 @@ from msgspec import Struct, structs
 
 from gitboot.bmc.override_state import BmcObservation, OverrideRecord, OverrideState, ResetConclusion
 from gitboot.bmc.override_steps import add_known_clock, is_override_shown
-from gitboot.controller.records.first_records import drop_records
+from gitboot.controller.records.commit_effects import drop_records
 from gitboot.controller.records.install_boots import (
     DISK_BOOT,
     boot_identifies_machine,

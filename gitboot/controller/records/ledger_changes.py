@@ -17,10 +17,10 @@ from gitboot.bmc.override_steps import UnrecordedClearing
 from gitboot.bmc.power_steps import PowerRecord
 from gitboot.controller import operator_requests
 from gitboot.controller.bmcs.desired_state import extend_power_records
-from gitboot.controller.boot_stops import apply_stop_order
+from gitboot.controller.current_plans import apply_stop_order
 from gitboot.controller.instance_state import AcceptanceState
 from gitboot.controller.maintenance_hooks import ClearanceChange
-from gitboot.controller.records import evidence, first_records, ledger_trust
+from gitboot.controller.records import commit_effects, evidence, ledger_trust
 from gitboot.controller.records.install_boots import collect_rollbacks
 from gitboot.controller.records.ledger_snapshot import LedgerSnapshot, LedgerUpdate
 from gitboot.controller.records.provisioning import Observability, is_unobservable
@@ -187,8 +187,8 @@ def _apply_acceptance(update: LedgerUpdate, batch: Batch) -> None:
     )
     if steps.lost is not None:
         update.lost_identities = steps.lost
-    first_records.adopt_lowered_servers(update, accepted.decisions, steps.lowered)
-    first_records.drop_moved_machines(update, steps.moves, accepted.machines)
+    commit_effects.adopt_lowered_servers(update, accepted.decisions, steps.lowered)
+    commit_effects.drop_moved_machines(update, steps.moves, accepted.machines)
     update.next_decision_number()
 
 
@@ -223,7 +223,7 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
     adapts the records to the changed servers.
     """
     if update.recorded_commit != commit.revision:
-        first_records.update_records_for_commit(
+        commit_effects.update_records_for_commit(
             update,
             commit,
             batch.changed_servers,
@@ -243,12 +243,12 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
         evidence.record_fetches(update, batch.fetches, commit)
         boards = {fetch.offer.uuid for fetch in batch.fetches} - commit.machines.keys()
         if boards:
-            first_records.drop_records_of_installed_boards(update, commit, boards)
+            commit_effects.drop_records_of_installed_boards(update, commit, boards)
         update.spool_offsets = batch.spool_offsets  # stored together with the fetches
     if batch.unoffered_boots:
-        first_records.drop_records_with_unoffered_boots(update, commit, batch.unoffered_boots)
+        commit_effects.drop_records_with_unoffered_boots(update, commit, batch.unoffered_boots)
     if batch.changed_servers or update.new_records:
-        first_records.extend_maintenance_runs(update, commit, batch.changed_servers)
+        commit_effects.extend_maintenance_runs(update, commit, batch.changed_servers)
         _update_drains(update, commit, batch.changed_servers)
     if update.before.power_records or update.power_records.new:
         extend_power_records(update, commit, batch.changed_servers)

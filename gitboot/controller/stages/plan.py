@@ -8,8 +8,7 @@ from typing import Final
 from msgspec import structs
 
 from gitboot.controller.bmcs.schedule import Schedule
-from gitboot.controller.boot_stops import find_stop_scope
-from gitboot.controller.current_plans import Plans, find_changed_servers, replan
+from gitboot.controller.current_plans import Plans, find_changed_servers, find_stop_scope, replan
 from gitboot.controller.instance_state import InstanceState, TargetState
 from gitboot.controller.reconcile_inputs import ReconcileContext
 from gitboot.controller.records import ledger_changes, ledger_snapshot
