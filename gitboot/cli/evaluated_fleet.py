@@ -14,7 +14,7 @@ import click
 from msgspec import Struct, structs
 
 from gitboot.cli.evaluator_child import count_evaluation_workers, get_results_cache, limit_evaluation
-from gitboot.cli.options import current_time, describe_state_variable, is_path_named, suggest_server
+from gitboot.cli.options import current_time, describe_state_variable, is_path_named
 from gitboot.cli.terminal import wrap_text
 from gitboot.controller.instance.settings import TrustSettings
 from gitboot.errors import InvalidRepository, UsageError
@@ -41,7 +41,7 @@ from gitboot.resolve.install_attempts import make_first_records
 from gitboot.resolve.plan_at_time import drop_ended_windows, find_next_transition, make_plan
 from gitboot.resolve.policy_selection import list_opt_outs
 from gitboot.resolve.provisioning_record import Record, StopScope
-from gitboot.resolve.server_decision import BootFile, Decision, Decisions, require_no_errors
+from gitboot.resolve.server_decision import BootFile, Decision, Decisions, require_no_errors, suggest_server
 from gitboot.resolve.server_plan import BootPlan, Cause
 from gitboot.review.acknowledgements import has_ack_line
 from gitboot.review.commit_path import ReviewedCommit

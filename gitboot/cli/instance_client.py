@@ -26,7 +26,6 @@ from gitboot.cli.options import (
     read_operator_name,
     selector_option,
     state_option,
-    suggest_server,
 )
 from gitboot.controller.instance import assembly
 from gitboot.controller.instance.assembly import OfflineInstance, carry_out_offline
@@ -56,7 +55,7 @@ from gitboot.publish.manifest import MANIFEST, STATUS
 from gitboot.publish.tree_reader import list_stop_folders, read_records
 from gitboot.render.paths import RECORDS
 from gitboot.resolve.provisioning_record import RECORD_ERRORS, Record, parse_record
-from gitboot.resolve.server_decision import Decision
+from gitboot.resolve.server_decision import Decision, suggest_server
 from gitboot.review.images import AppliedRollout, InstanceReport
 from gitboot.status.instance_status import HeldCommit
 from gitboot.text import printable, quote_words

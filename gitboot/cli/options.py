@@ -29,7 +29,6 @@ from gitboot.text import format_names, format_suggestion, parse_duration, printa
 if TYPE_CHECKING:
     from gitboot.artifacts.oci import Registries
     from gitboot.controller.instance.settings import TrustSettings
-    from gitboot.resolve.server_decision import Decision
     from gitboot.review.guards import Limits
 
 
@@ -776,22 +775,6 @@ def parse_trust_settings(
     if need is ReinstallsNeed.SIGNED and not keys.has_personal_keys:
         raise UsageError("--reinstalls-need signed needs keys of people: --allowed-signers or --openpgp-keys")
     return TrustSettings(verify=Verify(verify) if verify is not None else None, keys=keys, reinstalls_need=need)
-
-
-def suggest_server(text: str, servers: Mapping[str, Decision]) -> str:
-    """Return a hint for the text that a user typed as the name of a server.
-
-    The hint names the server whose UUID, MAC address or serial number is the text, or the server with a similar name.
-    """
-    typed = _normalize_identity(text)
-    for name, decision in servers.items():
-        if typed in map(_normalize_identity, (decision.uuid, *decision.macs, decision.serial or "")):
-            return f"this is the UUID, a MAC address or the serial number of {name}"
-    return format_suggestion(text, servers, "`gitboot plan` lists the servers")
-
-
-def _normalize_identity(text: str) -> str:
-    return re.sub(r"[:.-]", "", text).lower()
 
 
 def read_operator_name() -> str:

@@ -43,6 +43,7 @@ from gitboot.model.fleet import Evidence, FleetSpec, Output
 from gitboot.model.scalars import MacAddress, SystemUuid
 from gitboot.model.server import Architecture, Firmware, Lifecycle, Loader, Server
 from gitboot.problems import DatedProblem, Problem, Severity, find_problems_at
+from gitboot.text import format_suggestion
 
 
 class Decisions(Struct, frozen=True, kw_only=True):
@@ -646,3 +647,19 @@ class FieldSources(Struct, frozen=True, kw_only=True):
         """
         lines: list[list[Any]] = json.loads(zlib.decompress(self.packed))
         return lines
+
+
+def suggest_server(text: str, servers: Mapping[str, Decision]) -> str:
+    """Return a hint for the text that a user typed as the name of a server.
+
+    The hint names the server whose UUID, MAC address or serial number is the text, or the server with a similar name.
+    """
+    typed = _normalize_identity(text)
+    for name, decision in servers.items():
+        if typed in map(_normalize_identity, (decision.uuid, *decision.macs, decision.serial or "")):
+            return f"this is the UUID, a MAC address or the serial number of {name}"
+    return format_suggestion(text, servers, "`gitboot plan` lists the servers")
+
+
+def _normalize_identity(text: str) -> str:
+    return re.sub(r"[:.-]", "", text).lower()
