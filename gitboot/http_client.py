@@ -370,9 +370,11 @@ def check_credentials(url: str, credential: str = "the token", *, allow_token_ov
 def tls_context(*, verify: bool = True, ca: str | None = None) -> ssl.SSLContext:
     """Return a shared TLS context that trusts ``ca`` (PEM).
 
-    If ``ca`` is None, the context trusts the certificates that this machine trusts.
+    If ``ca`` is None, the context trusts the certificates that this machine trusts. Raises `ssl.SSLError` if ``ca``
+    contains no certificate.
     """
-    context = ssl.create_default_context(cadata=ca)
+    # Python ignores an empty `cadata`. The line break makes it an error, like other text without a certificate.
+    context = ssl.create_default_context(cadata=f"{ca}\n" if ca is not None else None)
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

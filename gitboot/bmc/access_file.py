@@ -152,7 +152,7 @@ class Trust(Struct, frozen=True, kw_only=True):
 
         Return None if the certificate may come from any authority that this machine trusts.
         """
-        return bmc.ca or self._find_own_authority(bmc)
+        return bmc.ca if bmc.ca is not None else self._find_own_authority(bmc)
 
     def _find_own_authority(self, bmc: BmcAccess) -> str | None:
         host, literal = _get_host(bmc), _get_literal_address(bmc)

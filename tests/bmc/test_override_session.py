@@ -435,13 +435,14 @@ def test_no_more_requests_are_sent_than_needed(rack: Rack, wanted: WantedOverrid
         ("no authority, and no check", TaskOutcome.APPLIED, "Once Pxe"),
         ("the machine's own authorities", TaskOutcome.STALLED, "certificate not trusted"),
         ("garbage", TaskOutcome.STALLED, "bmc.tls.ca of web01 is not a PEM certificate"),
+        ("an empty file", TaskOutcome.STALLED, "bmc.tls.ca of web01 is not a PEM certificate"),
     ],
 )
 def test_a_bmc_is_trusted_by_the_authority_of_its_document(
     make_rack: MakeRack, authority: Authority, case: str, outcome: TaskOutcome, said: str
 ) -> None:
     rack = make_rack(tls=authority.server_context())
-    ca = {"its authority": authority.pem, "garbage": "-----BEGIN CERTIFICATE-----"}.get(case)
+    ca = {"its authority": authority.pem, "garbage": "-----BEGIN CERTIFICATE-----", "an empty file": ""}.get(case)
     with rack.fleet() as fleet:
         result = run_task(fleet, rack.job(ca=ca, verify="no check" not in case))
     assert (result.outcome, said in result.message) == (outcome, True), result.message
