@@ -213,7 +213,7 @@ _IDENTITY: Final = {**dict.fromkeys(("hostname", "password", "realname", "userna
 _DEVICE: Final = _Keys(
     {
         "addresses": [(str, dict)],
-        "interfaces": [str],
+        "interfaces": [(str, int)],
         "match": dict,
         "nameservers": dict,
         "routes": [_Keys({}, ("to",))],
@@ -476,6 +476,13 @@ def _check_talos(text: str) -> None:
                 Code.TALOS_DOCUMENT,
             )
         name = document.get("kind", "machine configuration"), document.get("name")
+        if not isinstance(name[0], str) or not isinstance(name[1], str | None):
+            raise make_user_data_fault(
+                f"`kind` and `name` of the document on line {line} of the rendered Talos configuration must be text",
+                "correct the template",
+                line,
+                Code.TALOS_DOCUMENT,
+            )
         if lines.setdefault(name, line) != line:
             raise make_user_data_fault(
                 f"a second {name[0]} begins on line {line} of the rendered Talos configuration",

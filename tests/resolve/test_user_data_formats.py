@@ -26,7 +26,7 @@ NETPLAN_EXAMPLE = f"""{NETPLAN}  a:
     mtu: "9000"
     nameservers: {{addresses: [192.0.2.3], search: [a.test]}}
     routes: [{{to: default, via: 192.0.2.4}}]
-bonds: {{b: {{interfaces: [a], parameters: {{mode: 802.3ad}}}}}}
+bonds: {{b: {{interfaces: [a, 1], parameters: {{mode: 802.3ad}}}}}}
 vlans: {{c: {{id: 5, link: b}}}}
 """
 MACHINE = "version: v1alpha1\nmachine:\n  type: worker\n"
@@ -230,6 +230,8 @@ def test_finding_p10_autoinstall_is_a_cloud_config_with_its_root_key(text: str, 
         ("version: v1alpha2\nmachine: {}\n", "is not a Talos configuration"),
         (f"{MACHINE}clusters: {{}}\n", 'has the key "clusters", which Talos rejects'),
         (f"{HOSTNAME}---\n{HOSTNAME}", "a second HostnameConfig begins on line 5"),
+        (f"{MACHINE}---\n{HOSTNAME}name: [a]\n", "must be text"),
+        (f"{MACHINE}---\napiVersion: v1alpha1\nkind: {{a: 1}}\n", "must be text"),
         (f"{HOSTNAME}name: a\n---\n{HOSTNAME}name: b\n", None),
         ("", "contains no documents"),
         ("# a\n---\n", "contains no documents"),

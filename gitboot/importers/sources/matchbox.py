@@ -152,16 +152,25 @@ def _group_by_machine(groups: Iterable[_Group]) -> list[list[_Group]]:
 
     Groups with a common identity select one machine, unless their UUIDs or their serial numbers differ.
     """
-    machines: dict[str, list[_Group]] = {}  # by each identity
+    machines: list[tuple[frozenset[str], list[_Group]]] = []  # the identities and the groups of each machine
     for group in groups:
-        members = [group]
-        for identity in _list_identities(group):
-            merged = [*(each for each in machines.get(identity, []) if each not in members), *members]
-            identities = {each for member in merged for each in _list_identities(member)}
-            if all(sum(each.startswith(key) for each in identities) < 2 for key in ("uuid", "serial")):
-                members = merged
-        machines |= {identity: members for member in members for identity in _list_identities(member)}
-    return list({id(members): members for members in machines.values()}.values())
+        own = frozenset(_list_identities(group))
+        if not own:
+            continue
+        identities, members, others = own, [group], []
+        for known_identities, known_members in machines:
+            merged = known_identities | identities
+            if own.isdisjoint(known_identities) or _are_contradictory(merged):
+                others.append((known_identities, known_members))
+            else:
+                identities, members = merged, [*known_members, *members]
+        machines = [*others, (identities, members)]
+    return [members for _, members in machines]
+
+
+def _are_contradictory(identities: Iterable[str]) -> bool:
+    """Return whether no single machine can have these identities."""
+    return any(sum(each.startswith(key) for each in identities) > 1 for key in ("uuid", "serial"))
 
 
 def _list_remarks_on_groups(

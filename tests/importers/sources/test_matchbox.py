@@ -170,6 +170,15 @@ def test_groups_with_a_common_identity_are_one_machine_and_others_are_not(
     assert found == boots
 
 
+def test_no_machine_is_lost_if_the_identities_of_groups_contradict_each_other() -> None:
+    selectors = ({"uuid": UUID, "serial": "S1-7"}, {"uuid": UUID, "serial": "S2-7"}, {"uuid": UUID_2, "serial": "S1-7"})
+    groups = [{"id": str(number), "profile": "disk", "selector": each} for number, each in enumerate(selectors)]
+    machines = read_files(*groups).machines
+    assert sorted((str(each.uuid), str(each.serial)) for each in machines) == sorted(
+        (each["uuid"], each["serial"]) for each in selectors
+    )
+
+
 @pytest.mark.parametrize(
     ("group", "reason"),
     [
