@@ -189,6 +189,7 @@ def test_files_have_the_permissions_and_the_group_of_the_folder(host: MirrorHost
 # A remote shell of rsync that passes only the beginning of a tree on this host
 STALLED_SHELL: Final = f"""#!{sys.executable} -IS
 import os, signal, subprocess, sys
+os.set_blocking(1, True)  # rsync gives its shell an output that does not block, which would take a part of a write
 with subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE) as process:
     left = 300_000
     while left and (data := os.read(process.stdout.fileno(), left)):
