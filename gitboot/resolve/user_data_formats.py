@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 from xml.parsers.expat import ExpatError, ParserCreate
@@ -190,7 +190,7 @@ def _check_network_config(text: str) -> None:
             "begin the file with `version: 2` (netplan) or `version: 1`",
         )
     expected = _NETPLAN if config["version"] == 2 else _INTERFACES
-    if (fault := next(_find_wrong_types("network", config, expected, is_alone=True), None)) is not None:
+    if (fault := _find_wrong_type("network", config, expected, is_alone=True, checked=set())) is not None:
         raise fault
 
 
@@ -323,36 +323,51 @@ def _check_autoinstall_section(section: object, *, is_alone: bool) -> None:
         )
     early = {key: value for key, value in section.items() if key in _EARLY_KEYS}
     for part in (early, section):
-        if (fault := next(_find_wrong_types("autoinstall", part, _AUTOINSTALL, is_alone=is_alone), None)) is not None:
+        if (fault := _find_wrong_type("autoinstall", part, _AUTOINSTALL, is_alone=is_alone, checked=set())) is not None:
             raise fault
-        commands = [[each] if isinstance(each, str) else each for each in early.get("early-commands", ())]
+        different = {id(each): each for each in early.get("early-commands", ())}  # aliases repeat the others
+        commands = [[each] if isinstance(each, str) else each for each in different.values()]
         if any("autoinstall.yaml" in word for words in commands for word in words):
             return
 
 
-def _find_wrong_types(path: str, value: Any, expected: Any, *, is_alone: bool) -> Iterator[Malformed]:
-    """Yield an error for each value with a wrong type.
+def _find_wrong_type(
+    path: str, value: Any, expected: Any, *, is_alone: bool, checked: set[tuple[int, int]]
+) -> Malformed | None:
+    """Return an error for the first value with a wrong type, or None.
 
     If ``is_alone`` is false, the machine merges another value into this value, and the other value can have the
-    required keys.
+    required keys. ``checked`` contains the identities of values that have their type. YAML aliases repeat such values.
     """
     types = expected if type(expected) is tuple else (expected,)
-    candidates = [each for each in types if _has_type(value, each)]
-    faults = [list(_find_wrong_elements(path, value, each, is_alone=is_alone)) for each in candidates]
-    if not candidates:
-        names = dict.fromkeys(_name_type(each) for each in types if each is not None)
-        yield make_user_data_fault(
-            f"{path} in the rendered user data must be {' or '.join(names)}, found {_describe(value)}",
-            "quote the value, because YAML does not read it as text" if str in types else "correct the template",
-        )
-    elif all(faults):
-        yield from faults[0]
+    faults = []
+    for each in types:
+        if (id(value), id(each)) in checked:
+            return None
+        if not _has_type(value, each):
+            continue
+        fault = next(_find_wrong_elements(path, value, each, is_alone=is_alone, checked=checked), None)
+        if fault is None:
+            checked.add((id(value), id(each)))
+            return None
+        faults.append(fault)
+    if faults:
+        return faults[0]
+    names = dict.fromkeys(_name_type(each) for each in types if each is not None)
+    return make_user_data_fault(
+        f"{path} in the rendered user data must be {' or '.join(names)}, found {_describe(value)}",
+        "quote the value, because YAML does not read it as text" if str in types else "correct the template",
+    )
 
 
-def _find_wrong_elements(path: str, value: Any, expected: Any, *, is_alone: bool) -> Iterator[Malformed]:
+def _find_wrong_elements(
+    path: str, value: Any, expected: Any, *, is_alone: bool, checked: set[tuple[int, int]]
+) -> Iterator[Malformed]:
+    check = partial(_find_wrong_type, is_alone=is_alone, checked=checked)
     if isinstance(expected, list):
         for index, element in enumerate(value):
-            yield from _find_wrong_types(f"{path}[{index}]", element, expected[0], is_alone=is_alone)
+            if (fault := check(f"{path}[{index}]", element, expected[0])) is not None:
+                yield fault
     if not isinstance(expected, _Keys):
         return
     where = f"{path} in the rendered user data"
@@ -365,13 +380,14 @@ def _find_wrong_elements(path: str, value: Any, expected: Any, *, is_alone: bool
         )
     for key, element in value.items():
         if key in expected.types or expected.others is not None:
-            type = expected.types.get(key, expected.others)
-            yield from _find_wrong_types(f"{path}.{key}", element, type, is_alone=is_alone)
+            fault = check(f"{path}.{key}", element, expected.types.get(key, expected.others))
         else:
-            yield make_user_data_fault(
+            fault = make_user_data_fault(
                 f"{where} has the key {_describe(key)}, which the installer rejects",
                 format_suggestion(key, expected.types, "remove the key"),
             )
+        if fault is not None:
+            yield fault
 
 
 def _has_type(value: object, expected: Any) -> bool:

@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from gitboot.errors import InvalidRepository
 from gitboot.model.scalars import Malformed
+from gitboot.resolve import user_data_formats
 from gitboot.resolve.user_data_formats import check_extra_file, check_user_data
 from tests.helpers.cases import for_each
 from tests.helpers.fleets import decided, fleet, image, policy, profile, server
@@ -208,6 +210,15 @@ def fault(format: str, text: str) -> str | None:
 def test_finding_p10_autoinstall_is_a_cloud_config_with_its_root_key(text: str, message: str | None) -> None:
     found = fault("Autoinstall", text)
     assert (found is None) if message is None else message in str(found)
+
+
+def test_a_list_that_aliases_repeat_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise, the check of a document would take a time that grows with the square of its size."""
+    has_type = Mock(wraps=user_data_formats._has_type)
+    monkeypatch.setattr(user_data_formats, "_has_type", has_type)
+    words, aliases = "[" + "word, " * 100 + "word]", "*a, " * 100
+    assert fault("Autoinstall", f"{HEAD}  early-commands: [&a {words}]\n  late-commands: [{aliases}*a]\n") is None
+    assert has_type.call_count < 1_000
 
 
 @for_each(
