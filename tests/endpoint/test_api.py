@@ -832,6 +832,31 @@ def test_a_picture_has_labels_of_a_readable_size_and_dates_with_a_year(
 
 
 @browsers
+@pytest.mark.parametrize("width", [320, 420, 1280])
+def test_an_axis_has_dates_side_by_side_at_each_time_and_length(chromium: Browser, held_page: str, width: int) -> None:
+    chromium.sized(width, 900)
+    try:
+        chromium.open(f"{held_page}#/timeline")
+        chromium.until("document.querySelector('#view svg') !== null")
+        axes = chromium.run(
+            """[0, 1, 4, 9, 20, 90, 400].flatMap((days) => Array.from({ length: 24 }, (_, hour) => {
+              const begin = Date.UTC(2026, 10, 30, hour, 20);
+              const end = new Date(begin + days * 86400000 + 7200000).toISOString();
+              const drawn = windows("", [{ name: "night", start: new Date(begin).toISOString(), end }]);
+              document.querySelector("#view").append(drawn);
+              const boxes = [...drawn.querySelectorAll(".axis")].map((each) => each.getBoundingClientRect());
+              drawn.remove();
+              return boxes.map((box) => [box.left, box.right]);
+            }))"""
+        )
+        for axis in axes:
+            places = [place for box in axis for place in box]
+            assert axis and places == sorted(places) and places[0] >= 0 and places[-1] <= width
+    finally:
+        chromium.call("Emulation.clearDeviceMetricsOverride")
+
+
+@browsers
 def test_only_one_tab_is_current(chromium: Browser, made: Site) -> None:
     address = f"file://{made.root}/{FOLDER}index.html"
     current = "[...document.querySelectorAll('nav a[aria-current]')].map((each) => each.textContent)"

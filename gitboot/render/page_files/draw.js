@@ -147,11 +147,15 @@ function windows(says, rows) {
   const bottom = rows.length * size.row + 8;
   const days = times(begin, end, size.narrow ? 3 : 6);
   const dates = days.every((at) => at % DAY_MS === 0);
-  const fits = (at) => Math.abs(place(at) - size.width / 2) <= size.width / 2 - (dates ? DATE : TIME);
-  const ticks = days.flatMap((at) => [
-    shape("line", { class: "grid", x1: place(at), x2: place(at), y1: 0, y2: bottom }),
-    ...(fits(at) ? [shape("text", { x: place(at), y: bottom + 16, "text-anchor": "middle", class: "axis" }, new Date(at).toISOString().slice(0, dates ? 10 : 16).replace("T", " "))] : []),
-  ]);
+  const half = dates ? DATE : TIME;
+  let free = 0; // where the next date can begin
+  const ticks = days.flatMap((at) => {
+    const line = shape("line", { class: "grid", x1: place(at), x2: place(at), y1: 0, y2: bottom });
+    const x = Math.min(Math.max(place(at), half), size.width - half);
+    if (x - half < free) return [line];
+    free = x + half;
+    return [line, shape("text", { x, y: bottom + 16, "text-anchor": "middle", class: "axis" }, new Date(at).toISOString().slice(0, dates ? 10 : 16).replace("T", " "))];
+  });
   const shapes = rows.flatMap((each, row) => {
     const from = each.start ? place(Date.parse(each.start)) : size.names;
     const to = each.end ? place(Date.parse(each.end)) : size.width;
@@ -162,9 +166,9 @@ function windows(says, rows) {
   return picture(says, size, bottom + 38, [...ticks, ...shapes, line, ...rows.map((each, row) => name(each.name, row, size)), shape("text", { x: place(now), y: bottom + 34, "text-anchor": "middle" }, "now")]);
 }
 
-// The times on an axis: whole days of UTC or parts of them, at most so many.
+// The times on an axis: whole days of UTC or parts of them, at most so many, but at least one.
 function times(begin, end, most) {
-  const steps = [1, 2, 3, 6, 12, 24, 48, 168, 720, 2160, 8760].map((hours) => hours * 3600000);
+  const steps = [1, 2, 3, 6, 12, 24, 48, 96, 168, 336, 720, 2160, 4320, 8760].map((hours) => hours * 3600000);
   const step = steps.find((each) => (end - begin) / each <= most) ?? (end - begin) / most;
   const found = [];
   for (let at = Math.ceil(begin / step) * step; at < end; at += step) found.push(at);
