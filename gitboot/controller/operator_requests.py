@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, assert_never, get_args
 
 from msgspec import UNSET, Meta, Struct, ValidationError, structs
@@ -212,6 +212,12 @@ class SuspendAcceptance(OperatorRequest, frozen=True, kw_only=True):
 
     reason: str
     until: Annotated[datetime, Meta(tz=True)]
+
+    def __post_init__(self) -> None:
+        try:
+            self.until.astimezone(UTC)
+        except OverflowError:
+            raise ValueError("in UTC, `until` is not in the years 1 to 9999") from None
 
 
 class ResumeAcceptance(OperatorRequest, frozen=True, kw_only=True):

@@ -303,6 +303,8 @@ def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
         ("retry", {"uuids": [WEB01], "servers": ["d\udce9faut"]}),
         ("secret-fetches", {"items": [{"uuid": WEB01, "server": "web01", "seen": {}}], "reason": ""}),
         ("suspend", {"reason": "", "until": "2099-01-01T00:00:00"}),
+        ("suspend", {"reason": "", "until": "9999-12-31T23:59:59-14:00"}),
+        ("suspend", {"reason": "", "until": "0001-01-01T00:00:00+14:00"}),
         ("begin", {"how": "somehow"}),
     ],
 )
@@ -338,6 +340,16 @@ def test_the_outcome_names_the_item_that_cannot_be_read_and_its_server(
     number = site.bench.request("records", items=[first, second])
     assert outcome(site, number) == f"refused: gitboot cannot read item 2 (web02) of the request: {problem}"
     assert site.bench.record == before
+
+
+def test_a_record_with_an_unreadable_provision_key_does_not_end_the_instance(site: Site) -> None:
+    """Python raises ValueError for a number of over 4,300 digits."""
+    begin(site)
+    key = f"provision/{'9' * 5_000}"
+    fields = make_record_fields(Record(provision=1)) | {"consumedAt": "2026-11-01T00:00:00+00:00", "consumedKey": key}
+    number = site.bench.request("records", items=[{"uuid": WEB01, "server": "web01", **fields}])
+    assert outcome(site, number) == "recorded web01 as provisioned: provision 1"
+    site.bench.reconcile()
 
 
 def test_the_outcome_of_a_request_with_half_of_a_surrogate_pair_tells_what_to_remove(site: Site) -> None:
