@@ -388,6 +388,7 @@ _RUN_STEPS: Final = {
     Cause.WAITING_FOR_APPROVAL: "WaitingForApproval",
     Cause.WAITING_FOR_DRAIN: "WaitingForDrain",
 }
+_STOPPED_BOOTS: Final = {Cause.STOPPED: "Installs", Cause.ALL_STOPPED: "All"}
 
 
 def _list_counted_values(state: ServerState) -> Iterator[tuple[str, str]]:
@@ -397,6 +398,8 @@ def _list_counted_values(state: ServerState) -> Iterator[tuple[str, str]]:
         yield "installs", "Now" if since == state.at else "Later"
     if state.plan is not None and (step := _RUN_STEPS.get(state.plan.cause)) is not None:
         yield "runs", step
+    if state.plan is not None and (stopped := _STOPPED_BOOTS.get(state.plan.cause)) is not None:
+        yield "stopped", stopped
     if (progress := state.progress) is not None:
         yield "installing", f"{progress.state}/{progress.step}"
     yield from (("drift", field_name) for field_name in find_drift(state.decision, state.record))

@@ -365,6 +365,7 @@ class InstanceState(Struct, frozen=True, kw_only=True):
             phases=plans.count_servers("phases"),
             records=plans.count_servers("records"),
             installs=plans.count_servers("installs"),
+            stopped=plans.count_servers("stopped"),
             runs=plans.count_servers("runs"),
             installing=plans.count_servers("installing"),
             installations=tuple({"server": name, **progress.facts()} for name, progress in installations),

@@ -154,6 +154,8 @@ class Status(Struct, frozen=True, kw_only=True):
     phases: Mapping[str, int] = field(default_factory=dict)  # phase -> number of servers
     records: Mapping[str, int] = field(default_factory=dict)  # Provisioned, Pending, Unknown -> number of servers
     installs: Mapping[str, int] = field(default_factory=dict)  # Now, Later -> number of servers with an install boot
+    # Installs, All (the stopped boots) -> number of servers whose boot of now a stop holds back
+    stopped: Mapping[str, int] = field(default_factory=dict)
     # Attempted, Started, Made -> number of servers in the window of a maintenance.
     runs: Mapping[str, int] = field(default_factory=dict)
     installing: Mapping[str, int] = field(default_factory=dict)  # Installing/Started … -> number of servers
@@ -195,6 +197,7 @@ class Status(Struct, frozen=True, kw_only=True):
             "phases": dict(sorted(self.phases.items())),
             "records": dict(sorted(self.records.items())),
             "installs": dict(sorted(self.installs.items())),
+            "stopped": dict(sorted(self.stopped.items())),
             "runs": dict(sorted(self.runs.items())),
             "installing": dict(sorted(self.installing.items())),
             "installations": list(self.installations),

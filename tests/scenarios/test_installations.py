@@ -573,14 +573,17 @@ def test_e16_installs_are_stopped_and_allowed_from_a_shell(tmp_path: Path, pendi
     assert {summarize_plan(pending_world.plan(name)) for name in NAMES[:11]} == {DISK}
     assert summarize_plan(pending_world.plan("web11")) == (Phase.MAINTENANCE, Cause.MAINTENANCE)
     assert pending_world.condition("InstallsAllowed") == (False, "Stopped")
+    assert pending_world.parts.reconciler.status.facts()["stopped"] == {"Installs": 11}
     pending_world.request("stop", reason="all of it", everything=True)
     assert summarize_plan(pending_world.plan("web11")) == (Phase.DISK, Cause.ALL_STOPPED)
+    assert pending_world.parts.reconciler.status.facts()["stopped"] == {"All": 12}
     with pending_world.run_copy(tmp_path) as again:
         again.advance()
         assert {summarize_plan(again.plan(name)) for name in NAMES} == {(Phase.DISK, Cause.ALL_STOPPED)}
         again.request("start")
         assert {summarize_plan(again.plan(name)) for name in NAMES[:11]} == {INSTALLS}
         assert again.condition("InstallsAllowed") == (True, "Allowed")
+        assert again.parts.reconciler.status.facts()["stopped"] == {}
 
 
 LOG_OWNERS = '{"fra1":"0123"}'  # the fetch log of the host, by site

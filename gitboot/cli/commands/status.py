@@ -111,14 +111,17 @@ _TERMS: Final = 'The documentation pages "Glossary" and "Every condition" explai
 _COUNT_LABELS: Final = {
     "records": "records",
     "installs": "install boots",
+    "stopped": "held back",
     "runs": "one-time runs",
     "installing": "installing",
     "drift": "drift",
     "bmcs": "BMCs",
 }
 _COUNT_TEXTS: Final = {
+    "All": "because all boots from the network are stopped",
     "Attempted": "Served",
     "Installing/Attempted": "Installing/Served",
+    "Installs": "because install boots are stopped",
     "Made": "Booted",
     "Served/Attempted": "Served",
 }

@@ -480,6 +480,7 @@ def test_e16_a_stop_written_only_for_endpoints_reaches_the_ledger_later(rack: Ra
             assert found["message"].endswith(": INC-4711")
             eventually(partial(has_phase, instance, left, "Disk"))
             eventually(lambda: not left.stands)
+            eventually(lambda: "\nheld back      1 because install boots are stopped\n" in rack.said("status"))
     with rack.running(*rack.spool_options) as instance:
         assert "web09" in rack.said("allow-installs")
         eventually(lambda: planned_phase(instance, left) == "Network")
