@@ -51,12 +51,16 @@ class SqliteDatabase(Database):
             connection = self._open_to_write()
             self._is_read_only = False
         except LedgerError as error:
-            wal = Path(f"{self.path}-wal")
-            if not _is_disk_full(error.__cause__) or (wal.exists() and wal.stat().st_size > 0):
+            if not self._can_read_without_index(error.__cause__):
                 raise
             connection = self._open_read_only(error)
             self._is_read_only = True
         return connection
+
+    def _can_read_without_index(self, error: BaseException | None) -> bool:
+        """Return whether an error means that the disk is full, and there is no write-ahead log."""
+        wal = Path(f"{self.path}-wal")
+        return _is_disk_full(error) and not (wal.exists() and wal.stat().st_size > 0)
 
     def _open_read_only(self, write_error: LedgerError) -> sqlite3.Connection:
         """Open and check a complete file. Raises ``write_error`` if the file needs a migration."""
@@ -160,12 +164,32 @@ class SqliteDatabase(Database):
 class ReadOnlySqlite(SqliteDatabase):
     """A ledger file opened for reading only, without checks or migrations.
 
-    Readers and writers do not block each other. SQLite creates files beside the ledger even for reading.
+    Readers and writers do not block each other. SQLite creates files beside the ledger even for reading. If the disk
+    has no space for these files, the class reads the file without them, if that is safe (see `SqliteDatabase._open`).
     """
 
+    _is_immutable = False  # whether SQLite reads only the file, and assumes that no other process writes to the file
+
     def _open(self) -> sqlite3.Connection:
+        uri = f"{self.path.absolute().as_uri()}?mode=ro"
         with self.reading():
-            return sqlite3.connect(f"{self.path.absolute().as_uri()}?mode=ro", uri=True)
+            connection = sqlite3.connect(uri, uri=True)
+            try:
+                connection.execute("SELECT 1 FROM sqlite_schema")
+                self._is_immutable = False
+            except sqlite3.Error as error:
+                connection.close()
+                if not self._can_read_without_index(error):
+                    raise
+                connection = sqlite3.connect(f"{uri}&immutable=1", uri=True)
+                self._is_immutable = True
+            return connection
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[Row]:
+        if self._is_immutable and not self._connection.in_transaction:  # the disk may have space again, and a writer
+            self._connection.close()
+            self._connection = self._open()
+        return super().execute(statement, parameters)
 
 
 def back_up(path: Path, target: Path) -> None:

@@ -31,7 +31,7 @@ from gitboot.fleet.identities import BmcAccess, Machine
 from gitboot.jsonio import Digest, format_instant
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.instance_tables import Approval, Heartbeat, Suspension, WithheldBoots
-from gitboot.ledger.open_ledger import copy_ledger, open_ledger, set_ledger_aside
+from gitboot.ledger.open_ledger import copy_ledger, open_for_reading, open_ledger, set_ledger_aside
 from gitboot.ledger.schema import VERSION
 from gitboot.ledger.server_tables import PendingObservation
 from gitboot.ledger.sqlite import back_up, convert_sqlite_error
@@ -51,6 +51,7 @@ from gitboot.resolve.server_decision import OverrideEnabled, OverrideTarget, Wit
 from gitboot.resolve.server_plan import Offer, Phase
 from gitboot.status.conditions import Event
 from gitboot.system_clock import Uptime
+from tests.helpers.disks_and_terminals import fill, small_disk
 from tests.helpers.fleets import at, make_uuid
 from tests.helpers.instance_in_process import Unsynced
 from tests.helpers.postgresql import PostgresServer
@@ -1039,3 +1040,24 @@ def test_a_copy_is_complete_and_leaves_no_temporary_files(tmp_path: Path, left: 
     with open_ledger(copy) as copied:
         assert instance_tables.read_facts(copied).accepted == ("decade" if left == "in use" else "c0ffee")
         assert set(server_tables.read_records(copied)) == {WEB01}
+
+
+def test_a_reader_on_a_full_disk_gets_the_events_of_an_ended_instance_and_then_those_of_the_next_one(
+    tmp_path: Path,
+) -> None:
+    """A clean end leaves no log beside the ledger, and a full disk has no room for the index that readers need."""
+    with small_disk(tmp_path, size="2m", name="state") as state:
+        path = state / "ledger.sqlite"
+
+        def write_event(type: str) -> None:
+            with open_ledger(path) as ledger:
+                write_rows(ledger, instance_tables.write_events, [Event(at=NOON, type=type, message="m")])
+
+        write_event("Stopped")
+        fill(state / "filler")
+        with open_for_reading(path) as reader:
+            assert [each["type"] for _, each in instance_tables.read_numbered_events(reader)] == ["Stopped"]
+            (state / "filler").unlink()
+            write_event("Listening")
+            types = [each["type"] for _, each in instance_tables.read_numbered_events(reader)]
+            assert types == ["Stopped", "Listening"]
