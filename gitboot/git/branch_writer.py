@@ -34,6 +34,7 @@ from gitboot.git.repository import (
     read_tree,
 )
 from gitboot.git.snapshots import find_fleet_folder, get_fleet_folder
+from gitboot.text import quote_words
 
 _MAX_LATER_COMMITS: Final = 100  # the number of commits in which gitboot searches for the one that added a file
 _FORBIDDEN_CHARACTERS: Final = dict.fromkeys(map(ord, "<>\n\0"), " ")
@@ -280,11 +281,13 @@ def propose_commit(
     """Create a branch with one commit on top of ``base`` that changes or adds files of the fleet at ``path``.
 
     The work tree and the checked-out branch do not change. The author of the commit is the user in the repository's Git
-    configuration. Raises `UsageError` if a file or a symlink exists in place of a parent folder of a new file.
+    configuration. Raises `UsageError` if a file or a symlink exists in place of a parent folder of a new file, or if an
+    existing branch prevents the new branch.
     """
     root = resolve_fleet_root(path)
     with convert_errors(path), open_containing_repository(root) as repository:
         assert repository is not None  # noqa: S101 - is_proposed has checked this
+        _reject_blocked_branch(path, repository, branch)
         folder = get_fleet_folder(repository, root)
         parent = CommitReader(repository).peel(base)
         index = pygit2.Index()
@@ -307,3 +310,13 @@ def propose_commit(
         )
         repository.references.create(f"refs/heads/{branch}", commit)
         return Revision(str(commit))
+
+
+def _reject_blocked_branch(path: Path, repository: pygit2.Repository, branch: str) -> None:
+    """Raise `UsageError` if Git cannot create a branch, because a branch cannot be inside another branch."""
+    for name in sorted(repository.branches.local):
+        if branch.startswith(f"{name}/") or name.startswith(f"{branch}/"):
+            raise UsageError(
+                f"{path}: Git cannot create the branch {branch}, because the branch {name} exists; rename it with "
+                f"`git branch -m {quote_words(name)} NEWNAME`"
+            )

@@ -64,6 +64,22 @@ def test_a_file_is_not_added_below_a_file_or_a_symlink(work: Path, file: str) ->
     assert git(work, "branch", "--list", "gitboot/*") == ""
 
 
+@pytest.mark.parametrize("existing", ["gitboot", f"{BRANCH}/mine"])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_an_existing_branch_that_prevents_a_new_one_is_named(work: Path, existing: str, is_packed: bool) -> None:
+    git(work, "branch", existing)
+    if is_packed:
+        git(work, "pack-refs", "--all")
+    with pytest.raises(UsageError) as error:
+        propose_commit(work / "fleet", head(work), BRANCH, FILES, "Add os-2", AT)
+    assert str(error.value) == (
+        f"{work / 'fleet'}: Git cannot create the branch {BRANCH}, because the branch {existing} exists; rename it "
+        f"with `git branch -m {existing} NEWNAME`"
+    )
+    git(work, "branch", "-m", existing, "mine")
+    propose_commit(work / "fleet", head(work), BRANCH, FILES, "Add os-2", AT)
+
+
 def test_a_proposal_is_found_on_a_local_branch_and_on_that_of_a_remote(work: Path, tmp_path: Path) -> None:
     assert find_proposal(work / "fleet", BRANCH, "images/os-2.yaml") is None
     base = head(work)
