@@ -451,8 +451,8 @@ class Code(StrEnum):
     LATE_END = (
         "GB2026",
         "A copy of the boot files cannot end the maintenance on time",
-        "A boot script in a copy asks the endpoint whether the maintenance has ended. A loader that cannot do this "
-        "ignores the maintenance. Without an endpoint, the maintenance ends only when gitboot updates the copy.",
+        "A boot script in a copy checks with the endpoint whether the maintenance has ended. A loader that cannot do "
+        "this ignores the maintenance. Without an endpoint, the maintenance ends only when gitboot updates the copy.",
         "Set spec.endpoint to an http URL, or to an https URL with `serving.ipxeHttps: true` if every iPXE supports "
         "https. To accept late ends, set `serving.lateEnds: Accept`. On a mirror, run the program that `gitboot "
         "verify-mirror --write-program` writes.",
@@ -513,7 +513,7 @@ class Code(StrEnum):
     TEMPLATE_BOUNDS = (
         "GB2103",
         "The template exceeds a limit",
-        "No boot file needs as much output or as many loop steps as the limit allows.",
+        "A boot file needs far less output and far fewer loop steps than the limits allow.",
         "Reduce the template's output to at most 1 MiB, and its loops to at most 100,000 steps in total.",
     )
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
+from inspect import cleandoc
 from itertools import takewhile
 from pathlib import Path
 from posixpath import normpath
@@ -41,14 +42,14 @@ def fields_page() -> str:
     lines = [
         "# Every field of every kind",
         "",
-        "Look up the type, the default and the meaning of each field here.",
-        "`scripts/reference.py` generates this page from the models. You may omit a field that is not *required*. Its",
-        "description has the default. `[]` is a list, and `{}` is a mapping with arbitrary keys.",
+        "This page lists the type, the default and the meaning of each field.",
+        "`scripts/reference.py` generates this page from the models. You may omit a field that is not *required*. The",
+        "description of such a field states the default. `[]` is a list, and `{}` is a mapping with arbitrary keys.",
         _GLOSSARY,
         "",
     ]
     for kind in KINDS:
-        lines += [f"## {kind.__name__}", "", str(kind.__doc__), ""]
+        lines += [f"## {kind.__name__}", "", cleandoc(str(kind.__doc__)), ""]
         lines += ["| field | type | |", "|---|---|---|"]
         for field in list_schema_fields(kind):
             need = "*required.* " if field.is_required else ""
@@ -62,7 +63,7 @@ def codes_page() -> str:
     lines = [
         "# Every problem code",
         "",
-        "Look up what a problem code means and how to fix the problem here.",
+        "This page explains what each problem code means and how to fix the problem.",
         "`gitboot explain CODE` prints the same text. Codes are stable.",
         _GLOSSARY,
         "",
@@ -86,8 +87,8 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "Look up the arguments, options and exit codes of each command here. `gitboot COMMAND --help` has more detail,",
-        "defaults and an example. `scripts/reference.py` generates this page. The help explains each of the",
+        "This page lists the arguments, options and exit codes of each command. `gitboot COMMAND --help` has details,",
+        "defaults and an example. `scripts/reference.py` generates this page. The help explains the",
         "[exit codes](exits.md). Each command also exits with 0 or 64.",
         _GLOSSARY,
         "",
@@ -241,7 +242,7 @@ def configuration_page() -> str:
     lines = [
         "# The configuration file",
         "",
-        "Look up the keys, defaults and variables of `gitboot run` and `gitboot serve` here. `scripts/reference.py`",
+        "This page lists the keys, defaults and variables of `gitboot run` and `gitboot serve`. `scripts/reference.py`",
         "generates this page from the code.",
         "",
         "`gitboot run` and `gitboot serve` read the TOML file that `--config` names:",
@@ -252,14 +253,14 @@ def configuration_page() -> str:
         "bmc-parallel = 64",
         "```",
         "",
-        "Each option of the command is also a key of its file. *Settings* are keys without an option, because",
-        "operators rarely change them. An option wins over its variable, and a variable wins over the file. gitboot",
-        "rejects unknown keys. Restart gitboot after a change. `gitboot doctor --config` reads the file",
-        "of `gitboot run`.",
+        "Each option of a command is also a key of the file. *Settings* are keys without an option, because",
+        "operators rarely change them. An option takes precedence over its variable, and a variable over the file.",
+        "gitboot rejects unknown keys. Restart gitboot after a change. `gitboot doctor --config` reads the file of",
+        "`gitboot run`.",
         _GLOSSARY,
         "",
-        "In a variable, write `true` or `false` for a flag, and separate the items of a list by spaces. Separate two",
-        "paths by a colon.",
+        "In a variable, write `true` or `false` for a flag, and separate the items of a list with spaces. Separate two",
+        "paths with a colon.",
         "",
     ]
     for name in ("run", "serve"):
@@ -329,7 +330,7 @@ def metrics_page() -> str:
     lines = [
         "# Every metric",
         "",
-        "Look up the metrics of `/metrics`, their types and their labels here.",
+        "This page lists the metrics of `/metrics`, with their types and labels.",
         "`scripts/reference.py` generates this page from the code. For alerts and a",
         "dashboard, see [Monitoring](../how-to/monitoring.md).",
         _GLOSSARY,
@@ -348,9 +349,9 @@ def bmcs_page() -> str:
     lines = [
         "# Every BMC that differs",
         "",
-        "Look up how gitboot treats the BMCs of each manufacturer here.",
+        "This page describes how gitboot treats the BMCs of each manufacturer.",
         "`scripts/reference.py` generates this page from the table in `gitboot/bmc/redfish/quirks.py`. gitboot prefers",
-        "what a BMC itself reports: see [BMCs](../how-to/bmcs.md).",
+        "the values that a BMC itself reports (see [BMCs](../how-to/bmcs.md)).",
         _GLOSSARY,
         "",
         "| BMC | recognized by | difference | source |",
@@ -367,9 +368,9 @@ def exits_page() -> str:
     lines = [
         "# Every exit code",
         "",
-        "Look up what an exit code means here.",
+        "This page explains what each exit code means.",
         "`scripts/reference.py` generates this page from the table in `gitboot/cli/main.py`. Scripts may rely on these",
-        "codes. The help of [each command](commands.md) lists its own meanings.",
+        "codes. The help of [each command](commands.md) lists the meanings for that command.",
         _GLOSSARY,
         "",
         "| code | meaning |",
@@ -384,12 +385,12 @@ def conditions_page() -> str:
     lines = [
         "# Every condition",
         "",
-        "Look up what a false condition means and how to resolve it here. `scripts/reference.py` generates this page",
-        "from `scripts/conditions.toml` and from the remedies in the code.",
+        "This page explains what a false condition means and how to resolve it. `scripts/reference.py` generates this",
+        "page from `scripts/conditions.toml` and from the remedies in the code.",
         "",
         "A *condition* is false if gitboot waits for something, or if something failed. `gitboot status` prints the",
-        "remedy with the names filled in, and the API returns it as `remedy`. Read the whole remedy before you run a",
-        "command. If you look for a symptom, begin at [Something is wrong](../how-to/something-is-wrong.md).",
+        "remedy with the actual names, and the API returns the text as `remedy`. Read the whole remedy before you run",
+        "a command. If you see a symptom, begin at [Something is wrong](../how-to/something-is-wrong.md).",
         _GLOSSARY,
         "",
     ]
@@ -427,8 +428,8 @@ def events_page() -> str:
     lines = [
         "# Every event",
         "",
-        "Look up what an event means and which fields it has here. `scripts/reference.py` generates this page from",
-        "`scripts/events.toml`.",
+        "This page explains what each event means and which fields it has. `scripts/reference.py` generates this page",
+        "from `scripts/events.toml`.",
         "",
         "[`gitboot events`](commands.md#gitboot-events) prints the events of an instance, and each process writes its",
         "events to standard error. An event has the fields `at`, `type` and `message`, and the fields in the table, if",

@@ -76,7 +76,7 @@ _GROUPS: Final[dict[str, dict[str, str]]] = {
         "approve": "Approve a commit that a guard holds.",
         "suspend": "Stop accepting commits and setting overrides.",
         "resume": "End a suspension.",
-        "stop-installs": "Immediately withhold all boots that write a disk.",
+        "stop-installs": "Immediately withhold all boots that write to disk.",
         "allow-installs": "Serve install boots again after gitboot stop-installs.",
         "records": "Show and correct the records of what is installed.",
         "ledger": "Show, copy or reclaim the instance's ledger.",
@@ -312,11 +312,11 @@ class Exit(IntEnum):
         return member
 
     FINE = 0, "success"
-    FAULT = 1, "gitboot cannot read or write the ledger, or it printed a traceback; if so, report the bug"
+    FAULT = 1, "gitboot cannot read or write the ledger, or printed a traceback (report the traceback as a bug)"
     CHANGES = 2, "success, and gitboot found differences (`--detailed-exitcode`, `compare-old-system`)"
     INVALID = (
         3,
-        "the fleet has errors, no trusted key signed the commit (`--verify`), or its evaluation exceeded a limit",
+        "the fleet has errors, no trusted key signed the commit (`--verify`), or the evaluation exceeded a limit",
     )
     HELD = 4, "a guard holds a commit, or a rollout stopped because an installation failed"
     STALE = 5, "the digest does not match the held commit: review the commit again"

@@ -128,7 +128,7 @@ class Checksums:
         "list. Default: false.",
     )
     listed_in: SignedList | None = Field(
-        default=None, description="A signed list that has the digest of this list. Default: none."
+        default=None, description="A signed list that contains the digest of this list. Default: none."
     )
 
     @check
@@ -162,7 +162,7 @@ class Provenance:
         description="The fingerprint or the identity of the key that signed the digest or the file. Default: none.",
     )
     url: Url | None = Field(
-        default=None, description="The URL of the list, index or signature that has the digest. Default: none."
+        default=None, description="The URL of the list, index or signature that contains the digest. Default: none."
     )
 
     @check
@@ -182,8 +182,8 @@ class Artifact:
     """One file that a machine fetches to boot."""
 
     url: Url = Field(
-        description="assets:PATH below the base URL of the site, http(s)://…, or oci://HOST/NAME@sha256:… for a blob of"
-        " a registry. https://…/NAME.tar.gz#PATH names a file in an archive."
+        description="assets:PATH below the base URL of the site, http(s)://…, or oci://HOST/NAME@sha256:… for a blob "
+        "in a registry. https://…/NAME.tar.gz#PATH names a file in an archive."
     )
     sha256: Sha256 = Field(description="The sha256 of the file, as sha256sum prints it.")
     size: Integer | None = Field(default=None, description="The size in bytes. Default: not checked.")
@@ -196,9 +196,9 @@ class Artifact:
     )
     loader_signature: Url | None = Field(
         default=None,
-        description="The URL of a CMS signature (DER) of the file: assets:PATH or http(s)://…. iPXE verifies the file "
-        "with imgverify before it boots, if it has this command. Only for a kernel, an initrd and a uki. Default: iPXE "
-        "does not verify the file.",
+        description="The URL of a CMS signature (DER) of the file: assets:PATH or http(s)://…. If iPXE has the "
+        "command imgverify, it verifies the file before the boot. Only for a kernel, an initrd and a uki. Default: "
+        "iPXE does not verify the file.",
     )
 
     @check
@@ -303,8 +303,8 @@ class BootImageSpec:
     )
     writes_disk: Boolean = Field(
         default=True,
-        description="Whether a boot of the image writes disks. Use false for discovery, memory tests, firmware updates "
-        "and diskless images. Default: true.",
+        description="Whether a boot of the image writes to disks. Use false for discovery, memory tests, firmware "
+        "updates and diskless images. Default: true.",
     )
     boots: Positive = Field(
         default=1,
@@ -333,8 +333,8 @@ class Rollout:
     image: NameField = Field(description="The BootImage that is being rolled out.")
     percent: Percent = Field(
         default=100,
-        description="The percentage of the selected servers that get the image. A hash of stream and UUID chooses "
-        "them, so a higher percentage only adds servers. Default: 100.",
+        description="The percentage of the selected servers that get the image. A hash of the stream and the UUID "
+        "selects these servers, so a higher percentage only adds servers. Default: 100.",
     )
     selector: Select = Field(
         default="All", description="The servers from which gitboot chooses the percentage. Default: All."
@@ -346,7 +346,7 @@ class Hold:
     """A group of servers that keeps one image and ignores the current image and the rollout."""
 
     select: Select = Field(description="The servers that keep the image.")
-    image: NameField = Field(description="The BootImage that they boot.")
+    image: NameField = Field(description="The BootImage that these servers boot.")
     reason: Text = Field(description="The reason for the hold, for other people.")
     until: Instant | None = Field(
         default=None,

@@ -241,7 +241,7 @@ class BootPolicySpec:
     )
     inherits: NameField | None = Field(
         default=None,
-        description="The parent policy. This policy inherits the fields of its parent, and wins over the parent. "
+        description="The parent policy. This policy inherits the fields of its parent, and can override them. "
         "Default: none.",
     )
     profile: NameField | None = Field(
@@ -255,8 +255,8 @@ class BootPolicySpec:
     )
     reinstall: ReinstallMode | None = Field(
         default=None,
-        description="EveryBoot: networkBoot Always may boot an image that writes disks at each boot. Never: such an "
-        "image is an error. Default: the value of the parent, else Never.",
+        description="EveryBoot: with networkBoot Always, servers may boot an image that writes to disks at each boot. "
+        "Never: such an image is an error. Default: the value of the parent, else Never.",
     )
     override: OverrideMode | None = Field(
         default=None,
@@ -286,14 +286,14 @@ class BootPolicySpec:
     )
     node_labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict,
-        description="Kubernetes node labels. They win over the node labels of the parent. Default: none.",
+        description="Kubernetes node labels. They take precedence over the node labels of the parent. Default: none.",
     )
     node_taints: tuple[Taint, ...] = Field(
         default=(), description="Kubernetes node taints, in addition to the taints of the parent. Default: none."
     )
     vars: dict[VariableName, Variable] = Field(
         default_factory=dict,
-        description="Variables for templates. They win over the variables of the parent. Default: none.",
+        description="Variables for templates. They take precedence over the variables of the parent. Default: none.",
     )
 
 
@@ -310,7 +310,7 @@ class Window:
     """A half-open interval of time: [start, end)."""
 
     start: Instant | None = Field(
-        default=None, description="The start, with the offset of its time zone. Default: the window is open."
+        default=None, description="The start, with the offset of its time zone. Default: the window has no start."
     )
     end: Instant | None = Field(
         default=None,
@@ -335,12 +335,12 @@ class Approval:
     file: FilePath | None = Field(
         default=None,
         description="A file in this repository with one approval in each line: the name of the Maintenance and the "
-        "digest that `gitboot plan` shows. Default: none; set url then.",
+        "digest that `gitboot plan` shows. Required if url is not set. Default: none.",
     )
     url: HookUrl | None = Field(
         default=None,
         description="A URL that gitboot requests within the window, until the response approves the digest. The "
-        "setting maintenance-hosts must list its host. Default: none; set file then.",
+        "setting maintenance-hosts must list its host. Required if file is not set. Default: none.",
     )
 
     @check
@@ -361,7 +361,7 @@ class Drain:
     """The system that takes a server out of service before gitboot resets it."""
 
     url: HookUrl = Field(
-        description="A URL that gitboot requests within the window, until it responds with status 200. The setting "
+        description="A URL that gitboot requests within the window, until the response has status 200. The setting "
         "maintenance-hosts must list its host."
     )
 
@@ -398,8 +398,8 @@ class MaintenanceSpec:
     )
     window: Window = Field(
         default_factory=Window,
-        description="When the maintenance is active. If its image writes disks, the window needs an end. Default: as "
-        "long as this document is in Git.",
+        description="When the maintenance is active. If the image writes to disks, the window needs an end. Default: "
+        "as long as this document is in Git.",
     )
     profile: NameField = Field(description="The BootProfile of the maintenance.")
     network_boot: Literal[NetworkBoot.ALWAYS, NetworkBoot.ONCE] = Field(
@@ -408,8 +408,8 @@ class MaintenanceSpec:
     )
     reinstall: ReinstallMode = Field(
         default=ReinstallMode.NEVER,
-        description="EveryBoot: networkBoot Always may boot an image that writes disks at each boot. Never: such an "
-        "image is an error. Default: Never.",
+        description="EveryBoot: with networkBoot Always, servers may boot an image that writes to disks at each boot. "
+        "Never: such an image is an error. Default: Never.",
     )
     override: OverrideMode | None = Field(
         default=None,
@@ -419,18 +419,19 @@ class MaintenanceSpec:
     )
     run: Integer = Field(
         default=1,
-        description="The number of the run. Raise it to run a maintenance with networkBoot Once again. A new, later "
+        description="The run number. Raise the number to repeat a maintenance with networkBoot Once. A new, later "
         "window also starts a new run. Default: 1.",
     )
     power: MaintenancePower = Field(
         default=MaintenancePower.NONE,
-        description="What gitboot does to the power of the machines, once in each run and in waves. On: it switches on "
-        "machines that are off. Restart and GracefulRestart: it restarts machines that are on. Default: None.",
+        description="How gitboot changes the power of the machines, in waves and once in each run. On: gitboot "
+        "switches on machines that are off. Restart and GracefulRestart: gitboot restarts machines that are on. "
+        "Default: None.",
     )
     max_unavailable: CountOrPercent = Field(
         default="1",
-        description="How many servers may be down at a time: a number, or a percentage, which means at least one. "
-        "Default: 1.",
+        description="How many servers may be down at a time: a number, or a percentage, which always allows at least "
+        "one server. Default: 1.",
     )
     max_unavailable_per: LabelKey | None = Field(
         default=None,
@@ -472,7 +473,7 @@ class MaintenanceSpec:
 
 @structure
 class Maintenance(Document):
-    """A profile that servers boot for a limited time. Within its window, a maintenance wins over all policies."""
+    """A profile that servers boot for a limited time. Within the window, a maintenance overrides all policies."""
 
     kind: Literal["Maintenance"] = Field(description="The kind of this document.")
     spec: MaintenanceSpec = Field(description="The servers, the profile and the window of the maintenance.")

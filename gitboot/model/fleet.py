@@ -73,7 +73,7 @@ class Site:
     ledger: Ledger | None = Field(
         default=None,
         description="The identity of the ledger whose instance is responsible for the site (`gitboot run --site`). "
-        "Default: no instance of its own.",
+        "Default: the site has no instance of its own.",
     )
 
 
@@ -87,17 +87,17 @@ class Hardware:
     select: Select = Field(description="The servers of this model, for example by a label for the vendor.")
     local_disk: LocalDisk | None = Field(
         default=None,
-        description="How loaders boot the local disk: Exit, Sanboot, NotFound, or the path of an EFI program on it. "
-        "Default: the method that works on most machines.",
+        description="How loaders boot the local disk: Exit, Sanboot, NotFound, or the path of an EFI program on this "
+        "disk. Default: the method that works on most machines.",
     )
     loader: Loader | None = Field(
         default=None,
-        description="The loader that DHCP names: iPXE, GRUB, or Shim, which starts the signed GRUB of a distribution. "
-        "Default: Shim if secureBoot is true and grub is published, else iPXE if it is published.",
+        description="The loader that DHCP offers: iPXE, GRUB, or Shim, which starts the signed GRUB of a "
+        "distribution. Default: Shim if secureBoot is true and grub is published, else iPXE if it is published.",
     )
     secure_boot: Boolean | None = Field(
         default=None,
-        description="true: Secure Boot is on. DHCP names Shim, and gitboot warns about boots that the firmware "
+        description="true: Secure Boot is on. DHCP offers Shim, and gitboot warns about boots that the firmware "
         "rejects. Default: false.",
     )
 
@@ -107,7 +107,7 @@ class UnknownProfile:
     """A profile for unknown machines, which are machines without a Server document."""
 
     profile: NameField = Field(
-        description="The name of the BootProfile. The image of the profile must not write disks."
+        description="The name of the BootProfile. The image of the profile must not write to disks."
     )
 
 
@@ -140,8 +140,8 @@ class Provisioning:
     )
     ledger: Ledger | None = Field(
         default=None,
-        description="The identity of the ledger whose instance publishes and sets BMCs. Default: any instance may "
-        "publish, and no instance sets BMCs.",
+        description="The identity of the ledger whose instance publishes boot files and sets overrides on BMCs. "
+        "Default: any instance may publish, and no instance sets overrides.",
     )
 
     @check
@@ -187,13 +187,14 @@ class Serving:
     )
     late_ends: LateEnds | None = Field(
         default=None,
-        description="Accept: OUTPUT and its copies also have the boots of a maintenance for loaders that cannot check "
-        "with the endpoint whether the maintenance has ended. These boots end when the copy is updated, and never if "
-        "gitboot does not run. Default: such loaders ignore maintenances; without an endpoint, validate warns.",
+        description="Accept: OUTPUT and its copies also contain the boots of a maintenance for loaders that cannot "
+        "check with the endpoint whether the maintenance has ended. These boots end when the copy is updated, and "
+        "never if gitboot does not run. Default: such loaders ignore maintenances; without an endpoint, validate "
+        "warns.",
     )
     ipxe_https: Boolean = Field(
         default=False,
-        description="true: every iPXE that boots these servers supports https. Then its boot scripts can check with an "
+        description="true: every iPXE that boots these servers supports https. Boot scripts can then check with an "
         "https endpoint whether a maintenance has ended. Default: false.",
     )
 
@@ -223,7 +224,7 @@ class Guards:
     )
     max_resets: Integer | None = Field(
         default=None,
-        description="How many servers maintenances may reset while they run. Default: the instance's limit.",
+        description="How many running servers maintenances may reset. Default: the instance's limit.",
     )
 
 
@@ -266,8 +267,8 @@ class FleetSpec:
     )
     stopped: Text | None = Field(
         default=None,
-        description="The reason for a stop of all install boots. Machines then boot an image that does not write "
-        "disks, or their disk. gitboot stops install boots as soon as the commit is pushed. Default: no stop.",
+        description="The reason for a stop of all install boots. Machines then boot from their disk, or boot an image "
+        "that does not write to disks. gitboot stops install boots as soon as the commit is pushed. Default: no stop.",
     )
     serving: Serving = Field(default_factory=Serving, description="How boot scripts are served.")
     guards: Guards = Field(default_factory=Guards, description="Limits on the changes of one commit.")

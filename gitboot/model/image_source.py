@@ -222,7 +222,7 @@ class ReleaseIndex:
     )
     match: MatchTemplate | None = Field(
         default=None,
-        description="The name of an entry, with {version} at the place of the version, such as v{version} or "
+        description="The name of an entry, with {version} in place of the version, such as v{version} or "
         "image-{version}-{arch}.iso. ChecksumList, DirectoryListing and Text need it. Default: {version}.",
     )
     starts_with: NameTemplate | None = Field(
@@ -284,8 +284,8 @@ class SourceFile:
     )
     name: NameTemplate | None = Field(
         default=None,
-        description="The name of the file in the index, such as images/pxeboot/vmlinuz. The index has its digest, and "
-        "its URL unless url is set. Default: the index does not describe the file.",
+        description="The name of the file in the index, such as images/pxeboot/vmlinuz. The index contains the digest "
+        "of the file, and its URL unless url is set. Default: the index does not describe the file.",
     )
     member: NameTemplate | None = Field(
         default=None,
@@ -366,7 +366,7 @@ class ChecksumsTemplate:
         "list. Default: false.",
     )
     listed_in: SignedListTemplate | None = Field(
-        default=None, description="A signed list that has the digest of this list. Default: none."
+        default=None, description="A signed list that contains the digest of this list. Default: none."
     )
 
     @check
@@ -394,9 +394,12 @@ class SourceImage:
     config_from: ConfigFrom = Field(
         default=ConfigFrom.KERNEL_ARGUMENTS, description="How the image finds its user data. Default: KernelArguments."
     )
-    writes_disk: Boolean = Field(default=True, description="Whether a boot of the image writes disks. Default: true.")
+    writes_disk: Boolean = Field(
+        default=True, description="Whether a boot of the image writes to disks. Default: true."
+    )
     boots: Positive = Field(
-        default=1, description="How often the installer boots from the network until it is done. Default: 1."
+        default=1,
+        description="How often the installer boots from the network until the installation is complete. Default: 1.",
     )
     kernel_arguments: tuple[ArgumentTemplate, ...] = Field(
         default=(),
@@ -520,7 +523,7 @@ def _list_templates(value: Any) -> Iterator[str]:
 
 @structure
 class ImageSource(Document):
-    """The releases of a vendor, from which gitboot makes BootImages.
+    """The releases of a vendor, from which gitboot creates BootImages.
 
     An ImageSource does not change what servers boot.
     """

@@ -129,7 +129,7 @@ class Bmc:
         description="The Redfish path of the system: /redfish/v1/Systems/1. Default: the only system of the BMC.",
     )
     credentials: NameField = Field(
-        description="The name of the credentials. The instance has the user and the password, which are never in Git."
+        description="The name of the credentials. The instance stores the user name and the password outside Git."
     )
     tls: BmcTls = Field(default_factory=BmcTls, description="How gitboot checks the certificate.")
     reports: BmcReports | None = Field(
@@ -213,12 +213,13 @@ class ServerSpec:
     )
     loader: Loader | None = Field(
         default=None,
-        description="The loader that DHCP names: iPXE, GRUB, or Shim, which starts the signed GRUB of a distribution. "
-        "Default: the setting for its hardware in the Fleet, else Shim if secureBoot is true and grub is published.",
+        description="The loader that DHCP offers: iPXE, GRUB, or Shim, which starts the signed GRUB of a "
+        "distribution. Default: the setting for its hardware in the Fleet, else Shim if secureBoot is true and grub "
+        "is published.",
     )
     secure_boot: Boolean | None = Field(
         default=None,
-        description="true: Secure Boot is on. DHCP names Shim, and gitboot warns about boots that the firmware "
+        description="true: Secure Boot is on. DHCP offers Shim, and gitboot warns about boots that the firmware "
         "rejects. Default: the setting for its hardware in the Fleet, else false.",
     )
     pin: Pin | None = Field(default=None, description="An image for this server alone. Default: none.")
@@ -227,16 +228,17 @@ class ServerSpec:
     )
     kernel_arguments: tuple[KernelArgument, ...] = Field(
         default=(),
-        description="Kernel arguments, which come last. Maintenances ignore them. An item -NAME removes an argument. "
-        "Default: none.",
+        description="Kernel arguments, which follow all other arguments. Maintenances ignore them. An item -NAME "
+        "removes an argument. Default: none.",
     )
     vars: dict[VariableName, Variable] = Field(
-        default_factory=dict, description="Variables for templates. They win over all other variables. Default: none."
+        default_factory=dict,
+        description="Variables for templates. They take precedence over all other variables. Default: none.",
     )
     secrets: dict[VariableName, SecretPath] = Field(
         default_factory=dict,
-        description="Files that are encrypted with age, by name. They win over the secrets of the profile. "
-        "Default: none.",
+        description="Files that are encrypted with age, by name. They take precedence over the secrets of the "
+        "profile. Default: none.",
     )
 
     @check

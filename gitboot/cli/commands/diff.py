@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     "endpoint of the instance, and DIR is its output tree. You can then omit BASE, except with --merge.",
 )
 @click.option(
-    "--detailed-exitcode", is_flag=True, help="Exit with 2 if a boot changes, and the guards let the change through."
+    "--detailed-exitcode", is_flag=True, help="Exit with 2 if the guards accept the commit and a boot changes."
 )
 @click.option(
     "--verified",

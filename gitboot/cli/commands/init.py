@@ -80,7 +80,7 @@ does not have that version, change GITBOOT in these files, or use `gitboot init 
 @click.option(
     "--subpath",
     metavar="FOLDER",
-    help="Write the fleet into this folder of DIR, for a repository that has other files or several fleets. gitboot "
+    help="Write the fleet into this folder of DIR, for a repository with other files or several fleets. gitboot "
     "writes the CI files to DIR itself. Default: DIR.",
 )
 def command(directory: Path, wanted: str | None, subpath: str | None) -> None:

@@ -502,7 +502,7 @@ _NOT_RUNNING: Final = (
 @reason_option
 @click.option("--all-boots", "everything", is_flag=True, help="Also withhold all other network boots.")
 def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
-    """Immediately withhold all boots that write a disk.
+    """Immediately withhold all boots that write to disk.
 
     Endpoints stop at the next request, even if no instance runs. A machine then gets the boot that its policy always
     serves, if that boot writes no disk. Otherwise the machine boots its local disk. Maintenance windows still start and

@@ -425,7 +425,7 @@ def hand_over(server: str, state: Path) -> None:
 @reason_option
 @evaluator_command
 def take_over(file: Path, state: Path, reason: str) -> None:
-    """Record what `records hand-over` printed elsewhere.
+    """Take over the record of a server from another site.
 
     FILE contains the output of `gitboot records hand-over` from the old site. Both instances must have accepted the
     same commit. The server must be unknown at this site, so that it cannot have booted between the two commands.

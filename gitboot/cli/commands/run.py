@@ -163,8 +163,8 @@ _MAX_SHUTDOWN_S: Final = 4.5
 @click.option(
     "--site",
     metavar="NAME",
-    help="Act only for the servers of this site. The Fleet must name the ledger of the site. Default: act for "
-    "all servers.",
+    help="Manage only the servers of this site. The Fleet must name the ledger of the site. Default: manage all "
+    "servers.",
 )
 @click.option(
     "--listen", metavar="HOST:PORT", help="Serve the boot files and the API at this address. Default: do not serve."
@@ -175,7 +175,7 @@ _MAX_SHUTDOWN_S: Final = 4.5
     type=_COUNT,
     default=1,
     show_default=True,
-    help="The number of processes that serve. Each process uses one CPU.",
+    help="The number of processes that serve requests. Each process uses one CPU.",
 )
 @credentials_option
 @click.option(

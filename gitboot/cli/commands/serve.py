@@ -99,7 +99,7 @@ if TYPE_CHECKING:
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="The number of processes that serve. Each process uses one CPU.",
+    help="The number of processes that serve requests. Each process uses one CPU.",
 )
 @click.option(
     "--spool",

@@ -101,9 +101,8 @@ from gitboot.text import format_age, format_count
     "--write-program",
     "program_folder",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Do not compare. Write a program for a host without gitboot to this directory. The program copies the "
-    "boot files to the folder MIRROR, verifies them, and ends maintenance windows. Needs --from and "
-    "--key.",
+    help="Instead, write a program for a mirror to this directory. The program copies the boot files to the folder "
+    "MIRROR, verifies them, and ends maintenance windows. Needs --from and --key.",
 )
 @click.option(
     "--from",
