@@ -130,12 +130,12 @@ def download(
 ) -> None:
     """Download the files of images into the output tree.
 
-    PATH is the fleet. gitboot downloads the files that its images name, from web servers and registries. It stores each
-    file under its digest. Use this command for a fleet with `mirror` in its outputs, whose machines fetch images from
-    the output tree.
+    PATH is the fleet. gitboot downloads the files of the images in the fleet from web servers and registries. It stores
+    each file under its digest. Use this command for a fleet with `mirror` in its outputs, whose machines fetch images
+    from the output tree.
 
-    A file is complete as soon as it exists. If you stop the command and start it again, it continues. gitboot deletes
-    files that no decision needs any more, but not the files in assets/.
+    gitboot creates a file only when its download is complete. If you stop the command and start it again, it continues.
+    gitboot deletes files that no decision needs any more, but not the files in assets/.
     """
     decided, artifacts = load_artifacts(path, rev, sites)
     decisions = decided.decisions
@@ -294,8 +294,8 @@ def signatures(
 
     PATH is the fleet. An image names the signature of a file, or of a list of digests that contains the file. gitboot
     accepts the keys that it ships and the keys in --image-keys. The repository cannot add keys. If gitboot cannot fetch
-    a signature, the file counts as unsigned. The command shows the provenance that the image claims beside the key that
-    signed.
+    a signature, the file counts as unsigned. For each file, the command shows the provenance that the image claims, and
+    the key that signed the file.
     """
     fleet = load_fleet(path, rev)
     images_to_sign = find_signed_images(fleet)

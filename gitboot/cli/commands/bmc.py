@@ -100,9 +100,9 @@ def get(
 ) -> None:
     """Read BMCs and show the state of their overrides.
 
-    gitboot reads the BMCs of SERVERS, or of all servers. The table shows the override that the plan wants, the override
-    at the BMC, the newest record, the evidence and the next step. Servers that need an operator are listed first. If
-    you name SERVERS, gitboot also shows the boot order and Secure Boot. gitboot does not change the BMCs.
+    gitboot reads the BMCs of SERVERS, or of all servers. The table shows the override that the plan requires, the
+    override at the BMC, the newest record, the evidence and the next step. Servers that need an operator are listed
+    first. If you name SERVERS, gitboot also shows the boot order and Secure Boot. gitboot does not change the BMCs.
     """
     inspections = _inspect_bmcs(servers, selector, state, credentials)
     write_outputs(

@@ -109,7 +109,7 @@ def command(
     lists the images that the machine was really installed with, the newest first, with the time and the evidence.
 
     With KIND/NAME, such as ImageStream/flatcar-stable, BootPolicy/web or BootImage/flatcar-4459.2.4, gitboot lists the
-    commits that changed this document, with its changed fields. The rest of a commit may be invalid.
+    commits that changed this document, with its changed fields. Other documents in a commit may be invalid.
     """
     context = click.get_current_context()
     if state is not None and not is_path_named(context):

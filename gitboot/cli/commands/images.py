@@ -307,8 +307,8 @@ def update_images_command(
     commit adds the BootImage and begins the rollout. Default: all streams with spec.follow.
 
     gitboot does not change the work tree or an existing BootImage, and does not move the current image. A stream with
-    an unfinished rollout waits. If the index of the source has no dates, the age of a release is the age of its commit:
-    gitboot then makes the commit before the release has the minimum age.
+    an unfinished rollout waits. If the index of the source has no dates, gitboot uses the age of the commit as the age
+    of the release. gitboot then makes the commit before the release has the minimum age.
     """
     if dry_run and bundle is not None:
         raise UsageError("--dry-run makes no branches: remove --bundle")
@@ -500,9 +500,9 @@ def advance_stream(
 ) -> None:
     """Commit the next percentage after a step succeeded.
 
-    A step of STREAM has succeeded if the instance applied it, and --after percent of the servers that it reaches are
-    installed with the new image. gitboot then commits the next percentage on a new branch, for a pull request. It does
-    not change the work tree. If the branch already exists, gitboot does not commit.
+    A step of STREAM has succeeded if the instance has applied the step, and --after percent of the servers in the step
+    are installed with the new image. gitboot then commits the next percentage on a new branch, for a pull request. It
+    does not change the work tree. If the branch already exists, gitboot does not commit.
 
     gitboot waits if too few servers are installed, if a server is unknown, or if the status of the instance is old. It
     stops if an installation failed.

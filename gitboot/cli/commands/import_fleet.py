@@ -43,7 +43,7 @@ _MAX_REASONS: Final = 10  # maximum number of reasons in the error for a source 
 _HELP: Final = """Generate a fleet from another system's data.
 
 SOURCE is a file or a directory with the data of SYSTEM. gitboot keeps the names of the machines. Every server is Parked
-and has no provision, so gitboot does not install servers. A comment marks each value that gitboot guessed.
+and has no provision number, so gitboot does not install servers. A comment marks each value that gitboot guessed.
 import-report.md lists what gitboot kept, guessed, left out, rejected and could not find for each machine. Documents
 that need a fact from you are in pending/, which the fleet ignores. gitboot does not write secrets. A document contains
 only the name of BMC credentials.

@@ -418,7 +418,7 @@ def approve_command(digest: str, state: Path, guards: tuple[str, ...], all_guard
 def allow_installs_command(state: Path) -> None:
     """Serve install boots again after gitboot stop-installs.
 
-    gitboot serves install boots again, and prints the servers that boot from the network from now on.
+    gitboot also prints the servers that boot from the network from now on.
     """
     from gitboot.cli.instance_client import (
         apply_to_folders,
@@ -504,9 +504,10 @@ _NOT_RUNNING: Final = (
 def stop_installs_command(state: Path, reason: str, everything: bool) -> None:
     """Immediately withhold all boots that write to disk.
 
-    Endpoints stop at the next request, even if no instance runs. A machine then gets the boot that its policy always
-    serves, if that boot writes no disk. Otherwise the machine boots its local disk. Maintenance windows still start and
-    end. gitboot clears overrides. The stop stays in effect after a restart, until `gitboot allow-installs` ends it.
+    Endpoints stop at the next request, even if no instance runs. A machine then gets the `Always` boot of its policy,
+    if that boot does not write to a disk. Otherwise the machine boots from its local disk. Maintenance windows still
+    start and end. gitboot clears overrides. The stop stays in effect after a restart, until `gitboot allow-installs`
+    ends it.
 
     If no instance runs, boot files on other web servers and overrides at BMCs stay as they are.
     """

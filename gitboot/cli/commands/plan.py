@@ -507,8 +507,8 @@ def explain_command(
 
     With SERVER, gitboot shows the fields that documents set for the boot, with the rule that set the field, the source
     location and the commit. FIELD shows one field, such as image, kernelArguments, nodeLabels or vars.console. FIELD
-    can be every field of the decision, even if it has its default. With --state, gitboot uses the accepted commit and
-    the records of an instance.
+    can be any field of the decision, even if the field has its default value. With --state, gitboot uses the accepted
+    commit and the records of an instance.
 
     With KIND (Server, BootImage, Any and so on), gitboot lists the fields of the kind with their types and
     descriptions. FIELD, such as bmc.tls, lists the fields below this field. -o json prints the JSON Schema. The schema

@@ -159,7 +159,7 @@ def command(
     """Serve the published boot files from this host.
 
     gitboot serves an output tree and its API, with one or more processes. A new version of the tree takes effect at the
-    next request. The endpoint switches boot scripts at the times that the tree names.
+    next request. At the transition times in the tree, the endpoint begins to serve other boot scripts.
     """
     with pause_garbage_collection():  # the objects of imported modules stay in memory
         from gitboot.endpoint import app, recorder, server  # noqa: F401
