@@ -263,7 +263,8 @@ class FleetSpec:
     )
     provisioning: Provisioning = Field(
         default_factory=Provisioning,
-        description="The evidence of an installation, the clients whose fetches count, and the responsible instance.",
+        description="The evidence of an installation, the clients whose fetches count as evidence, and the "
+        "responsible instance.",
     )
     stopped: Text | None = Field(
         default=None,

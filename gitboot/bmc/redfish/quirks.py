@@ -92,7 +92,8 @@ class Quirks(Struct, frozen=True, kw_only=True):
             "mode": self.mode.value,
             "resent_properties": f"gitboot sends {' and '.join(sorted(self.resent_properties))} with every change",
             "disabled_target": f"to disable an override, gitboot also sends the target {self.disabled_target}",
-            "takes_http_boot_uri": "the BMC shows HttpBootUri but rejects it, so DHCP must name the boot loader",
+            "takes_http_boot_uri": "the BMC shows HttpBootUri but rejects it, so DHCP must send the name of the boot "
+            "loader",
             "continuous_http": "Continuous UefiHttp changes the boot order permanently, so gitboot uses Continuous Pxe",
             "cd_target": f"gitboot boots virtual media with the target {self.cd_target}, if the BMC lists it",
             "cd_models": f"gitboot boots virtual media of the model {' and '.join(self.cd_models)} with the target Cd",
@@ -105,7 +106,7 @@ class Quirks(Struct, frozen=True, kw_only=True):
             "last_progress": f"{self.last_progress} without a time does not count as POST, because the BMC also shows "
             "it while an operating system runs",
             "network_drives": f"gitboot uses only the drives whose names begin with {' or '.join(self.network_drives)}",
-            "shows_ejected_media": "a drive is empty if ConnectedVia is NotConnected, whatever Image and Inserted show",
+            "shows_ejected_media": "a drive is empty if ConnectedVia is NotConnected, regardless of Image and Inserted",
             "shows_stale_media": "gitboot ejects and reinserts an image that it did not insert for this boot, "
             "even if the drive shows the right URL",
             "sends_media_protocol": "gitboot sends TransferProtocolType with each medium",
