@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import StrEnum
 from functools import partial
@@ -274,8 +274,21 @@ def _pad_octets(value: str) -> str:
     return ":".join(each.zfill(2) for each in re.split("[:-]", text)) if _SHORT_MAC.fullmatch(text) else text
 
 
-def read_mac(value: object, subject: str = "the") -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
-    """Return the MAC address of an interface, or a remark if the address in the source is invalid."""
+def read_mac(
+    value: object, subject: str = "the", addresses: Sequence[str] = ()
+) -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
+    """Return the MAC address of an interface, or remarks if the address in the source is invalid.
+
+    A remark also lists the IP ``addresses`` of the interface, because gitboot needs a MAC address for them.
+    """
+    mac, remarks = _read_mac(value, subject)
+    if mac is not None or not addresses:
+        return mac, remarks
+    lost = f"{', '.join(addresses)} was left out: add the interface"
+    return None, (*remarks, remark_missing(f"{subject} MAC address is unknown, so {lost}"))
+
+
+def _read_mac(value: object, subject: str) -> tuple[MacAddress | None, tuple[ImportRemark, ...]]:
     if value is None or value == "":
         return None, ()
     try:
@@ -306,11 +319,8 @@ class NicCollector:
         boot: bool = True,
     ) -> None:
         """Add an interface if its MAC address is valid. A remark on another MAC address begins with ``subject``."""
-        parsed_mac, rejected = read_mac(mac, subject)
-        self.remarks += rejected
-        if parsed_mac is None and addresses:
-            lost = f"{', '.join(addresses)} was left out: add the interface"
-            self.remarks.append(remark_missing(f"{subject} MAC address is unknown, so {lost}"))
+        parsed_mac, remarks = read_mac(mac, subject, addresses)
+        self.remarks += remarks
         if parsed_mac is not None:
             self.nics.append(ImportedNic(mac=parsed_mac, name=name, addresses=addresses, boot=boot))
 

@@ -765,6 +765,33 @@ def test_finding_p12_each_interface_of_a_bond_is_imported_with_its_address(tmp_p
             "kind: Hardware\nmetadata: {name: a}\nspec: {interfaces: [{dhcp: {ip: {address: 10.0.0.13}}}]}\n",
         ),
         ("foreman", _json({"name": "a", "interfaces": [{"type": "interface", "mac": None, "ip": "10.0.0.13"}]})),
+        (
+            "metal3",
+            "kind: BareMetalHost\nmetadata: {name: a}\nspec: {networkInterfaces: [{name: eno1, ip: 10.0.0.13}]}\n",
+        ),
+        (
+            "boot-operator",
+            "kind: Server\nmetadata: {name: a}\nstatus: {networkInterfaces: [{name: eno1, ips: [10.0.0.13]}]}\n",
+        ),
+        (
+            "openchami",
+            _json(
+                [
+                    {"ID": "x0c0s0b0n0", "Type": "Node", "NID": 1},
+                    {"MACAddress": "", "ComponentID": "x0c0s0b0n0", "IPAddresses": [{"IPAddress": "10.0.0.13"}]},
+                ]
+            ),
+        ),
+        (
+            "maas",
+            _json(
+                {
+                    "system_id": "a",
+                    "hostname": "a",
+                    "interface_set": [{"name": "eno1", "type": "physical", "links": [{"ip_address": "10.0.0.13"}]}],
+                }
+            ),
+        ),
     ],
 )
 def test_an_address_without_an_interface_is_in_the_report(system: str, text: str) -> None:

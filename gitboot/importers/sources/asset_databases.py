@@ -296,10 +296,10 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
         if _get_maas_type(interface) != "physical":
             continue
         name = as_text(interface.get("name"))
-        mac, mac_remarks = read_mac(as_text(interface.get("mac_address")), f"interface {name}:")
+        addresses = _list_maas_addresses(interface)
+        mac, mac_remarks = read_mac(as_text(interface.get("mac_address")), f"interface {name}:", addresses)
         remarks += mac_remarks
         if mac and mac not in {nic.mac for nic in nics_by_name.values()}:
-            addresses = _list_maas_addresses(interface)
             nics_by_name[name or mac] = ImportedNic(mac=mac, name=name, addresses=addresses, boot=mac == boot_mac)
     for interface in interfaces:
         if _get_maas_type(interface) != "physical":

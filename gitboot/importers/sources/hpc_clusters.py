@@ -524,10 +524,10 @@ def _read_machine(node: _Node, configs: list[_Config], bmcs: Mapping[str, str | 
     config = _choose_config(node, configs)
     nics, remarks = dict[MacAddress, ImportedNic](), list[ImportRemark]()
     for text, ips in node.interfaces:
-        mac, mac_remarks = read_mac(as_text(text))
+        addresses = [address for ip in ips for address in list_address(ip)]
+        mac, mac_remarks = read_mac(as_text(text), addresses=addresses)
         remarks += mac_remarks
         if mac and mac not in nics:
-            addresses = (address for ip in ips for address in list_address(ip))
             nics[mac] = ImportedNic(mac=mac, addresses=tuple(sorted(addresses)))
     host = bmcs.get(node.name.rpartition("n")[0])
     bmc, bmc_remarks = parse_bmc(f"redfish://{host}" if host else None, f"{build_document_name(node.name)}-bmc")

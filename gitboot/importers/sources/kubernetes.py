@@ -453,11 +453,12 @@ def _read_host_nics(spec: Object, hardware: Object) -> tuple[tuple[ImportedNic, 
     nics: dict[str, ImportedNic] = {}
     for row in (*as_mappings(hardware.get("nics")), *as_mappings(spec.get("networkInterfaces"))):
         name = as_text(row.get("name"))
-        mac, mac_remarks = read_mac(as_text(row.get("mac")) or as_text(row.get("macAddress")), f"interface {name}:")
+        own_addresses, value = list_address(row.get("ip")), as_text(row.get("mac")) or as_text(row.get("macAddress"))
+        mac, mac_remarks = read_mac(value, f"interface {name}:", own_addresses)
         remarks += mac_remarks
         if mac:  # a second row with the same MAC address contains the IPv6 address
             known = nics.get(mac, ImportedNic(mac=mac, name=name, boot=boot_mac in (None, mac)))
-            addresses = tuple(dict.fromkeys((*known.addresses, *list_address(row.get("ip")))))
+            addresses = tuple(dict.fromkeys((*known.addresses, *own_addresses)))
             nics[mac] = structs.replace(known, addresses=addresses)
     if boot_mac is not None and boot_mac not in nics:
         nics[boot_mac] = ImportedNic(mac=boot_mac)

@@ -226,13 +226,13 @@ def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRema
     nics, remarks = dict[str, ImportedNic](), list[ImportRemark]()
     for nic in as_mappings(status.get("networkInterfaces")):
         name = as_text(nic.get("name"))
-        mac, mac_remarks = read_mac(as_text(nic.get("macAddress")), f"interface {name}:")
+        values = (nic.get("ip"), *as_list(nic.get("ips")))
+        addresses = [address for value in values for address in list_address(value)]
+        mac, mac_remarks = read_mac(as_text(nic.get("macAddress")), f"interface {name}:", addresses)
         remarks += mac_remarks
         if mac:
-            addresses = list(nics[mac].addresses) if mac in nics else []
-            for value in (nic.get("ip"), *as_list(nic.get("ips"))):
-                addresses += list_address(value)
-            nics[mac] = ImportedNic(mac=mac, name=name, addresses=tuple(dict.fromkeys(addresses)))
+            known = nics[mac].addresses if mac in nics else ()
+            nics[mac] = ImportedNic(mac=mac, name=name, addresses=tuple(dict.fromkeys((*known, *addresses))))
     return tuple(nic for _, nic in sorted(nics.items())), remarks
 
 
