@@ -186,17 +186,19 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key for versions.
 
     The key compares the numbers between dots (3602.2.3 < 3815.0), and sorts other text before numbers. Prereleases such
-    as 1.2-rc1 sort before the release, and so do versions with a tilde such as 1.2~bpo1 (deb-version(7)). The key
-    ignores the v of a tag such as v1.2. It compares numbers of equal length as text, because `int` rejects very long
-    numbers.
+    as 1.2-rc1 and 1.2-0.nightly sort before the release, and so do versions with a tilde such as 1.2~bpo1
+    (deb-version(7)). The key ignores the v of a tag such as v1.2. It compares numbers of equal length as text, because
+    `int` rejects very long numbers.
     """
     key = []
     start = 1 if _TAG_PREFIX.match(version) else 0
-    for part in _VERSION_PART.findall(version.lower(), start):
+    parts = _VERSION_PART.findall(version.lower(), start)
+    last_word = max((index for index, part in enumerate(parts) if is_prerelease(part)), default=0)
+    for index, part in enumerate(parts):
         if part[0] in "0123456789":
             digits = part.lstrip("0")
             key.append((1, len(digits), digits))
-        elif part == "~" or is_prerelease(part):
+        elif part == "~" or is_prerelease(part) or (part == "-" and index < last_word):
             key.append((-1, 0, part))
         else:
             key.append((0, 0, part))

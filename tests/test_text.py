@@ -273,6 +273,8 @@ def test_a_redacted_url_that_is_not_a_path_has_no_part_of_a_login(url: str, show
         ["v", "version", "0"],
         ["1.0-Alpha.1", "1.0-beta.1", "1.0-RC1", "1.0-rc2", "1.0"],
         [
+            "4.9.0-0.nightly-2021-09-02-201920",
+            "4.9.0-rc.0",
             "4.9.0",
             "4.22.0-rc.0",
             "4.22.0",
