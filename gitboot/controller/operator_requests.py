@@ -25,7 +25,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.fleet.revision import Revision
 from gitboot.jsonio import Digest, convert, format_instant
 from gitboot.ledger.instance_tables import Approval, Request, Suspension
-from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
+from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid, text
 from gitboot.resolve.install_attempts import satisfies_key
 from gitboot.resolve.provisioning_record import (
     RECORD_ERRORS,
@@ -214,10 +214,7 @@ class SuspendAcceptance(OperatorRequest, frozen=True, kw_only=True):
     until: Annotated[datetime, Meta(tz=True)]
 
     def __post_init__(self) -> None:
-        try:
-            self.until.astimezone(UTC)
-        except OverflowError:
-            raise ValueError("in UTC, `until` is not in the years 1 to 9999") from None
+        structs.force_setattr(self, "until", self.until.astimezone(UTC))
 
 
 class ResumeAcceptance(OperatorRequest, frozen=True, kw_only=True):
@@ -267,20 +264,22 @@ _REQUEST_TYPES: Final[Mapping[str, type[AnyRequest]]] = {
 
 def parse_request(request: Request) -> AnyRequest:
     """Return the content of a request. Raises `UsageError` if this version of gitboot cannot carry out the request."""
-    try:
-        json.dumps(request.facts, ensure_ascii=False).encode()
-    except UnicodeEncodeError:  # the ledger cannot store such a character as text
-        raise UsageError("the request contains half of a surrogate pair; remove this character") from None
     request_type = _REQUEST_TYPES.get(request.action)
     if request_type is None:
         raise UsageError(f"this version of gitboot does not support the request {request.action!r}")
     try:
-        return convert(request.facts, request_type)
-    except ValidationError as error:
+        stored = json.dumps(request.facts, ensure_ascii=False).encode()
+        content = convert(request.facts, request_type)
+    except UnicodeEncodeError:  # the ledger cannot store such a character as text
+        raise UsageError("the request contains half of a surrogate pair; remove this character") from None
+    except (ValidationError, OverflowError, RecursionError) as error:
         raise UsageError(
             f"this version of gitboot cannot read the request {request.action!r} ({error}): use the same version of "
             "gitboot as the instance"
         ) from None
+    if rb"\u0000" in stored:  # a PostgreSQL ledger cannot store this character as text
+        raise UsageError("the request contains a NUL character; remove this character")
+    return content
 
 
 # Carry out requests
@@ -311,8 +310,10 @@ def carry_out_requests(
         update.request_outcomes.append((request, outcome))
 
 
-def _list_servers(fields: Mapping[str, Any]) -> list[str]:
+def _list_servers(fields: Mapping[str, Any] | str) -> list[str]:
     """Return the servers that a request names. A request from another version of gitboot may have any form."""
+    if isinstance(fields, str):
+        return []
     servers, items = fields.get("servers"), fields.get("items")
     names = [fields.get("server")]
     if isinstance(servers, list):
@@ -428,7 +429,8 @@ def _parse_items(items: Iterable[Mapping[str, Any]], parse: Callable[[Mapping[st
         except RECORD_ERRORS as error:
             problem = f"the key {error.args[0]} is missing" if isinstance(error, KeyError) else str(error)
             hint = f"; {error.hint}" if isinstance(error, Malformed) and error.hint else ""
-            name = item.get("server", item.get("uuid", "without a server"))
+            names = (item.get("server"), item.get("uuid"), "without a server")
+            name = next(each for each in names if isinstance(each, str))
             raise UsageError(f"gitboot cannot read item {number} ({name}) of the request: {problem}{hint}") from None
     return parsed
 
@@ -436,7 +438,7 @@ def _parse_items(items: Iterable[Mapping[str, Any]], parse: Callable[[Mapping[st
 def _parse_item_to_set(item: Mapping[str, Any]) -> _ItemToSet:
     return _ItemToSet(
         uuid=parse_uuid(item["uuid"]),
-        server=str(item["server"]),
+        server=text(item["server"]),
         record=parse_record(item),
         seen=item.get("seen", UNSET),
         is_foreign=item.get("isForeign") is True,

@@ -30,7 +30,8 @@ class Request(NamedTuple):
     at: datetime
     operator: str
     action: str  # the kind of request, such as records, resolve or retry
-    facts: Mapping[str, Any]  # JSON values; the keys depend on the action
+    # JSON values, whose keys depend on the action; the text of the request if it is not a JSON object
+    facts: Mapping[str, Any] | str
 
 
 class Suspension(Struct, frozen=True):
@@ -358,9 +359,17 @@ def read_requests(store: Store) -> tuple[Request, ...]:
     with store.reading():
         rows = store.rows("SELECT id, at, who, what, facts FROM requests WHERE outcome IS NULL ORDER BY id")
         return tuple(
-            Request(number, parse_time(at), operator, action, parse_json_object(facts))
+            Request(number, parse_time(at), operator, action, _parse_request_facts(facts))
             for number, at, operator, action, facts in rows
         )
+
+
+def _parse_request_facts(text: str) -> Mapping[str, Any] | str:
+    """Decode a request. A malformed request does not make the ledger unreadable, because the instance rejects it."""
+    try:
+        return parse_json_object(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
 
 
 def write_outcomes(tx: Transaction, outcomes: Iterable[tuple[Request, str]], at: datetime) -> None:

@@ -30,12 +30,13 @@ from gitboot.resolve.server_decision import Decision, PolicyDecision, offer_toke
 from gitboot.resolve.server_plan import InstallProgress, InstallState
 
 _AFTER: Final = "/after/"
+_NUMBER: Final = r"([0-9]{1,19})(?![0-9])"  # the ledger stores integers of at most 19 digits
 # A provision key at the start of a boot key. An image can be named `attempt` or `boot`, too.
-_BASE_KEY: Final = re.compile(r"provision/([0-9]{1,19})(?:/(?!(?:attempt|boot)/[0-9])([^/]+)(?:/after/[^/]+)?)?")
+_BASE_KEY: Final = re.compile(rf"provision/{_NUMBER}(?:/(?!(?:attempt|boot)/[0-9])([^/]+)(?:/after/[^/]+)?)?")
 # A provision key or a boot key. The second group is the key without its provision number.
-_KEY: Final = re.compile(r"provision/([0-9]{1,19})(/.*)?")
+_KEY: Final = re.compile(rf"provision/{_NUMBER}(/.*)?")
 # The end of a boot key, after its provision key.
-_ATTEMPT_AND_BOOT: Final = re.compile(r"(?:/attempt/([0-9]{1,19}))?(?:/boot/([0-9]{1,19}))?")
+_ATTEMPT_AND_BOOT: Final = re.compile(rf"(?:/attempt/{_NUMBER})?(?:/boot/{_NUMBER})?")
 HIGHEST_NEW_PROVISION: Final = 1  # another instance may have installed a new server with a higher number
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import MAXYEAR, UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -403,9 +403,9 @@ def parse_record(item: Mapping[str, Any]) -> Record:
         pool=parse_optional(text, "pool"),
         decision=parse_optional(parse_digest, "decisionDigest"),
         evidence=parse_optional(text, "evidence"),
-        provisioned_at=parse_optional(_parse_instant, "provisionedAt"),
+        provisioned_at=parse_optional(_parse_past_time, "provisionedAt"),
         grace_until=parse_optional(_parse_instant, "graceUntil"),
-        consumed_at=parse_optional(_parse_instant, "consumedAt"),
+        consumed_at=parse_optional(_parse_past_time, "consumedAt"),
         consumed_key=parse_optional(text, "consumedKey"),
         runs={name: _parse_run(run) for name, run in item["runs"].items()},
         overwritten_by=parse_optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
@@ -460,20 +460,20 @@ def parse_attempt(item: Mapping[str, Any]) -> InstallAttempt:
         boots=boots,
         started=_parse_step_evidence(started) if started is not None else None,
         started_boot=_parse_number(item.get("startedBoot", len(boots) if started is not None else 0)),
-        failed=Failure(_parse_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
+        failed=Failure(_parse_past_time(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
         disk_boot=_parse_step_evidence(item["diskBoot"]) if item.get("diskBoot") is not None else None,
     )
 
 
 def _parse_step_evidence(item: Mapping[str, Any]) -> StepEvidence:
-    return StepEvidence(_parse_instant(item["at"]), text(item["path"]), text(item["client"]))
+    return StepEvidence(_parse_past_time(item["at"]), text(item["path"]), text(item["client"]))
 
 
 def _parse_run(item: Mapping[str, Any]) -> Run:
     end = item.get("end")
     return Run(
         _parse_number(item["run"]),
-        _parse_instant(item["at"]),
+        _parse_past_time(item["at"]),
         _parse_instant(end) if end is not None else None,
         **parse_run_evidence(item),
     )
@@ -500,6 +500,14 @@ def _parse_instant(value: object) -> datetime:
     if at.tzinfo is None:
         raise ValueError(f"expected a time with a UTC offset, found {quote_value(value)}")
     return at.astimezone(UTC)
+
+
+def _parse_past_time(value: object) -> datetime:
+    """Parse the time of an event. The clock of the event may have been ahead, but plans add grace periods to the time."""
+    at = _parse_instant(value)
+    if at.year == MAXYEAR:
+        raise ValueError(f"expected a time before the year {MAXYEAR}, found {quote_value(value)}")
+    return at
 
 
 # Orders and claims that stop boots
