@@ -11,7 +11,14 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, assert_
 
 from msgspec import UNSET, Meta, Struct, ValidationError, structs
 
-from gitboot.bmc.identity import ReportedIdentity, accept_identity, are_different_systems
+from gitboot.bmc.identity import (
+    DocumentIdentity,
+    ReportedIdentity,
+    SameMachine,
+    accept_identity,
+    are_different_systems,
+    compare_identity,
+)
 from gitboot.bmc.override_state import NO_MARKS, OverrideRecord, OverrideState
 from gitboot.bmc.override_steps import NO_OVERRIDE
 from gitboot.bmc.power_steps import PowerRecord, PowerRecordState
@@ -615,6 +622,11 @@ def _accept_identity(update: LedgerUpdate, request: AcceptIdentity) -> str:
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != request.shown:
         seen = pinned.latest_identity if pinned is not None else "no machine"
         raise UsageError(f"{request.server}'s BMC now shows {seen}; check the machine, then repeat the request")
+    # An accepted identity counts as the server's even if its document changes later.
+    if (machine := update.before.machines.get(request.uuid)) is not None:
+        document = DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc)
+        if isinstance(compare_identity(document, pinned.latest_identity, pinned=pinned), SameMachine):
+            return f"{request.server}: its BMC shows this server already, so there is no identity to accept"
     update.set_pin(request.uuid, accept_identity(pinned, at=update.at))
     update.due_now.add(request.uuid)
     shown = pinned.latest_identity

@@ -227,6 +227,16 @@ def test_an_identity_that_an_operator_has_seen_and_accepts_stays_accepted(site: 
     assert site.shown == "Disabled Pxe"
 
 
+def test_the_identity_of_the_machine_in_the_document_needs_no_acceptance(site: Site) -> None:
+    begin(site)
+    before = site.bench.snapshot.pins
+    identity = before[WEB01].latest_identity
+    shown = [identity.uuid, identity.serial]
+    number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")
+    assert outcome(site, number) == "web01: its BMC shows this server already, so there is no identity to accept"
+    assert site.bench.snapshot.pins == before
+
+
 def test_the_operator_can_resolve_an_override_on_a_machine_that_is_gone(site: Site) -> None:
     begin(site)
     site.machine.uuid, site.machine.serial = make_uuid("another"), "CZ29200XYZ"
