@@ -503,7 +503,7 @@ def _parse_instant(value: object) -> datetime:
 
 
 def _parse_past_time(value: object) -> datetime:
-    """Parse the time of an event. The clock of the event may have been ahead, but plans add grace periods to the time."""
+    """Parse the time of an event. Plans add grace periods to such a time."""
     at = _parse_instant(value)
     if at.year == MAXYEAR:
         raise ValueError(f"expected a time before the year {MAXYEAR}, found {quote_value(value)}")
