@@ -48,6 +48,7 @@ from gitboot.model.scalars import Malformed, SystemUuid, parse_uuid
 from gitboot.publish.tree_reader import read_records
 from gitboot.render.endpoint_files import state_path
 from gitboot.resolve.install_attempts import install_step, make_adopted_record
+from gitboot.resolve.plan_at_time import make_plan
 from gitboot.resolve.provisioning_record import (
     OPERATOR,
     RECORD_ERRORS,
@@ -58,6 +59,7 @@ from gitboot.resolve.provisioning_record import (
     make_record_fields,
     parse_record,
 )
+from gitboot.resolve.server_plan import WAITING_CAUSES, Cause
 from gitboot.text import format_count, format_omitted, format_suggestion, quote_words
 
 
@@ -162,14 +164,18 @@ def _confirm_records(
 ) -> None:
     """Show the first record of each server. Ask for confirmation if gitboot would install a server."""
     decisions = instance.commit.decisions
-    after = simulate_initialisation(instance, request, current_time())
+    at = current_time()
+    after = simulate_initialisation(instance, request, at)
     records = {decision.server: after.stored_record(decision.uuid) for decision in decisions.servers.values()}
     unknown_count = sum(record is None for record in records.values())
     # gitboot never installs a server without a record, because the state of such a server is unknown.
-    installed = tuple(name for name in list_servers_to_install(after, decisions) if records[name] is not None)
+    pending = [name for name in list_servers_to_install(after, decisions) if records[name] is not None]
+    plans = {name: make_plan(decisions.servers[name], at, records[name]) for name in pending}
+    begun = {name for name, plan in plans.items() if plan is not None and plan.cause in _BEGUN_CAUSES}
+    installed = tuple(name for name in pending if name not in begun)
     described = {decision.uuid for decision in decisions.servers.values()}
     other_records = {str(uuid): record for uuid, record in exported.items() if uuid not in described}
-    click.echo(_format_first_records(records, installed, other_records))
+    click.echo(_format_first_records(records, installed, begun, other_records))
     names = f": {', '.join(installed)}" if installed else ""
     click.echo(f"{format_count(len(installed), 'server')} would be installed{names}")
     if unknown_count:
@@ -186,18 +192,25 @@ def _confirm_records(
         confirm_or_abort(yes=yes)
 
 
+# With these causes, the installation in a record has begun, and gitboot does not begin it again.
+_BEGUN_CAUSES: Final = WAITING_CAUSES | {Cause.FAILED}
 _MAX_ROWS: Final = 200  # maximum number of rows for servers with the same result
 
 
 def _format_first_records(
-    records: Mapping[str, Record | None], servers_to_install: Collection[str], other_records: Mapping[str, Record]
+    records: Mapping[str, Record | None],
+    servers_to_install: Collection[str],
+    begun: Collection[str],
+    other_records: Mapping[str, Record],
 ) -> str:
     """Format a table of servers that shows the new record of each server and what happens to the server.
 
+    ``begun`` are the servers whose installation has begun, so that gitboot does not begin the installation again.
     ``other_records`` contains the records of machines without a Server document, by UUID.
     """
     groups: dict[str, list[tuple[str, str]]] = {  # servers and their records, by what happens
         "will be installed": [],
+        "was being installed, so check it": [],
         "stays unknown and is not installed": [],
         "no Server document yet": [(uuid, _format_record(record)) for uuid, record in other_records.items()],
         "does not change": [],
@@ -207,6 +220,7 @@ def _format_first_records(
             groups["stays unknown and is not installed"].append((name, "-"))
         else:
             result = "will be installed" if name in servers_to_install else "does not change"
+            result = "was being installed, so check it" if name in begun else result
             groups[result].append((name, _format_record(record)))
     rows: list[tuple[str, str, str]] = []
     for result, servers in groups.items():

@@ -26,7 +26,13 @@ from gitboot.cli.commands.instance import find_reconcile_outcome
 from gitboot.cli.main import Exit
 from gitboot.model.scalars import SystemUuid
 from gitboot.publish.tree_reader import STOP_FILE, read_records
-from gitboot.resolve.provisioning_record import Record, encode_records, make_record_fields
+from gitboot.resolve.provisioning_record import (
+    InstallAttempt,
+    Record,
+    StepEvidence,
+    encode_records,
+    make_record_fields,
+)
 from gitboot.status.conditions import Condition
 from gitboot.status.instance_status import HeldCommit, Status
 from tests.endpoint.test_server import served
@@ -884,3 +890,17 @@ def test_finding_r17_begin_shows_what_happens_to_each_server_and_asks_only_to_in
     ]
     steps = {name: item["step"] for name, item in show_records(unverified).items()}
     assert steps == {"web01": "Provisioned", "web02": "Unknown"}
+
+
+def test_begin_does_not_announce_an_installation_that_has_begun_and_does_not_ask_about_it(unverified: Rack) -> None:
+    boot = StepEvidence(datetime(2026, 1, 2, tzinfo=UTC), "v1/boot/52-54-00-1f-94-fe/boot.ipxe", "10.0.0.7")
+    begun = Record(attempts=(InstallAttempt(key="provision/1", image="flatcar-1", boots=(boot,)),))
+    done, rows = begin_records(unverified, {unverified.blades["web01"].uuid: begun})
+    assert (done.code, done.err) == (Exit.FINE, "")
+    assert rows == [
+        ["SERVER", "RECORD", "WHAT HAPPENS"],
+        ["web01", "pending", "was being installed, so check it"],
+        ["web02", "-", "stays unknown and is not installed"],
+    ]
+    assert "\n0 servers would be installed\n1 server would stay unknown" in done.out
+    assert show_records(unverified)["web01"]["step"] == "Attempted"
