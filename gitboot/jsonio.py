@@ -162,6 +162,14 @@ def _decode_path(kind: type, text: object) -> Path:
     return Path(text)
 
 
+def parse_json(data: bytes | str) -> Any:
+    """Parse JSON. Raises ValueError, also if the values are nested too deeply."""
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("the values are nested too deeply") from error
+
+
 def build_json_decoder(kind: type[T]) -> Callable[[bytes | str], T]:
     """Return a function that decodes JSON into a value of this type.
 

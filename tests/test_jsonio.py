@@ -19,7 +19,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gitboot
-from gitboot.jsonio import OMITTED, compute_digest, encode_canonical, encode_indented, json_key, to_json_value
+from gitboot.jsonio import (
+    OMITTED,
+    compute_digest,
+    encode_canonical,
+    encode_indented,
+    json_key,
+    parse_json,
+    to_json_value,
+)
 from tests.helpers.cases import for_each
 
 
@@ -159,3 +167,8 @@ def makers(path: Path) -> Iterator[str]:
             name = ast.unparse(node.func)
             if name in MAKERS or (name in DECODERS and any(each.arg == "type" for each in node.keywords)):
                 yield f"{name} in line {node.lineno}"
+
+
+def test_json_that_is_nested_too_deeply_raises_a_value_error() -> None:
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json(b"[" * 100_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -46,7 +45,7 @@ from gitboot.evaluator.protocol import Commit
 from gitboot.files import convert_os_errors
 from gitboot.fleet.revision import Revision
 from gitboot.http_client import HttpClient
-from gitboot.jsonio import convert, to_json_value
+from gitboot.jsonio import convert, parse_json, to_json_value
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder
 from gitboot.ledger.open_ledger import open_ledger, read_places
@@ -172,8 +171,8 @@ class TreeReader(Struct, frozen=True):
     def status(self) -> Mapping[str, Any]:
         file = self.folder / STATUS
         try:
-            status = json.loads(_read_bytes(file))
-        except (ValueError, RecursionError) as error:
+            status = parse_json(_read_bytes(file))
+        except ValueError as error:
             raise UsageError(f"{file} cannot be read: {error}") from None
         return status if isinstance(status, dict) else {}
 
@@ -459,10 +458,10 @@ def _read_status_files(directory: Path) -> Iterator[Any]:
     """Yield the status and the manifest in an output tree, if they exist. Raises `UsageError` if they are damaged."""
     for file in (directory / STATUS, directory / MANIFEST):
         try:
-            yield json.loads(file.read_bytes())
+            yield parse_json(file.read_bytes())
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise UsageError(f"--accepted: {file} cannot be read: {error}") from error
 
 

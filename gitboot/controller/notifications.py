@@ -30,7 +30,7 @@ from gitboot.controller.instance.state_directory import LEDGER, NOTIFIED
 from gitboot.errors import HostUnreachable, PublishError, UsageError
 from gitboot.files import read_private
 from gitboot.http_client import HttpClient
-from gitboot.jsonio import encode_canonical
+from gitboot.jsonio import encode_canonical, parse_json
 from gitboot.ledger import instance_tables
 from gitboot.publish.tree_reader import read_state
 from gitboot.text import format_count, format_names, format_omitted, format_suggestion, one_line, printable
@@ -381,7 +381,7 @@ class DeliveryPositions:
         self._lock = threading.Lock()
         self._positions: dict[str, int] = {}
         with suppress(OSError, ValueError, AttributeError):
-            known = json.loads(file.read_bytes())
+            known = parse_json(file.read_bytes())
             self._positions = dict(known["places"]) if known.get("ledger") == ledger else {}
 
     def get_position(self, receiver: str) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -44,7 +43,7 @@ from gitboot.fetchlog.unknown_machines import (
     render_unknown_machines,
 )
 from gitboot.fleet.overlay import apply_changes
-from gitboot.jsonio import encode_canonical, format_instant
+from gitboot.jsonio import encode_canonical, format_instant, parse_json
 from gitboot.ledger import instance_tables, server_tables
 from gitboot.ledger.postgresql_fetch_log import RecordedFetches
 from gitboot.ledger.store import Store, read_mark
@@ -163,7 +162,7 @@ class UnrecordedClearings:
         if self._path is None or not self._path.exists():
             return []
         try:
-            facts = json.loads(self._path.read_bytes())
+            facts = parse_json(self._path.read_bytes())
             clearings = [
                 UnrecordedClearing(
                     SystemUuid(row["uuid"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -11,14 +10,14 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
 from gitboot.endpoint.checked_clock import CheckedClock, parse_written_time
 from gitboot.fetchlog.unknown_machines import UnknownMachine, UnknownMachines, parse_unknown_machines
 from gitboot.files import ABSENT
-from gitboot.jsonio import format_instant
+from gitboot.jsonio import format_instant, parse_json
 from gitboot.publish.manifest import MANIFEST, SHARED, STATUS, UNKNOWN, Head, UnknownFormat, parse_head, parse_listing
 from gitboot.publish.tree_reader import StopReader, add_stop_condition, list_stop_folders
 from gitboot.render import endpoint_files
@@ -38,7 +37,6 @@ from gitboot.status.conditions import find_remedy
 _logger = logging.getLogger(__name__)
 REFRESH_S: Final = 1  # the time between two reads of the manifest and the status
 _OPEN_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_T = TypeVar("_T")
 Signature = tuple[int, int, int]  # inode, mtime in ns and size in bytes, which show whether a file has changed
 
 
@@ -125,7 +123,7 @@ class PublishedTree:
         """
         if (shard := self.read(shard_path(identity))) is None:
             return None
-        names = _parse(parse_shard, shard.content).get(identity, ())
+        names = parse_shard(shard.content).get(identity, ())
         for located in map(self.read_server, names):
             if located is not None and identity in located.state.identities:
                 return located
@@ -140,7 +138,7 @@ class PublishedTree:
         """
         if (file := self.read(state_path(name))) is None:
             return None
-        return LocatedServer(file.file, file.signature, _parse(parse_state, file.content))
+        return LocatedServer(file.file, file.signature, parse_state(file.content))
 
     def read_shared_files(self) -> Mapping[str, ListedFile]:
         """Return the list of files that do not belong to a server.
@@ -247,7 +245,7 @@ class PublishedTree:
             return known[1]
         if (content := _read_file(file)) is None:
             return None
-        value = _parse(parse_file, content.content)
+        value = parse_file(content.content)
         self._parsed[file] = content.signature, value
         return value
 
@@ -271,19 +269,12 @@ def _read_file(file: str, max_bytes: int | None = None) -> FileContent | None:
         os.close(fd)
 
 
-def _parse(parse_file: Callable[[bytes], _T], content: bytes) -> _T:
-    try:
-        return parse_file(content)
-    except RecursionError:
-        raise ValueError("the file is nested too deeply") from None
-
-
 def _parse_status(data: bytes) -> dict[str, Any]:
     """Return an instance's status without malformed conditions, which another version of gitboot may have written.
 
     Raises ValueError if the data does not contain a status.
     """
-    status = json.loads(data)
+    status = parse_json(data)
     if not isinstance(status, dict) or not isinstance(status.get("conditions"), list):
         raise ValueError("the file does not contain an instance's status")
     return {**status, "conditions": [each for each in status["conditions"] if _is_condition(each)]}

@@ -30,7 +30,7 @@ from gitboot.fetchlog.log_entries import (
 )
 from gitboot.fetchlog.unknown_machines import UnknownMachine, parse_unknown_machine
 from gitboot.files import hold_lock, write_atomically
-from gitboot.jsonio import Digest, encode_canonical
+from gitboot.jsonio import Digest, encode_canonical, parse_json
 from gitboot.render.paths import build_evidence_expression, find_non_script_kind, find_token
 
 
@@ -193,8 +193,8 @@ def _parse_unknown_machine(path: str, request: LoggedRequest, query: Mapping[str
 def _parse_request(line: bytes) -> LoggedRequest | None:
     text = line.decode(errors="replace").rstrip("\r\n")  # nginx logs bytes as the client sent them
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
+        document = parse_json(text)
+    except ValueError:
         return parse_s3_line(text) or parse_cloudfront_line(text)
     if isinstance(document, dict):
         return _parse_nginx(document) or _parse_caddy(document) or parse_cloudfront_json(document)
@@ -543,7 +543,7 @@ class LogFile:
     def _load_positions(self) -> None:
         with suppress(FileNotFoundError):
             try:
-                document = json.loads(self._state_file.read_bytes())
+                document = parse_json(self._state_file.read_bytes())
             except ValueError as error:
                 raise UsageError(
                     f"{self._state_file}: {error}. If you delete this file, gitboot reads the log again from the start"
@@ -568,7 +568,7 @@ class SentVersions:
         self._has_changed = False
         with suppress(OSError, ValueError):
             self._newest = {
-                str(path): int(modified) for path, modified in json.loads(self._state_file.read_bytes()).items()
+                str(path): int(modified) for path, modified in parse_json(self._state_file.read_bytes()).items()
             }
 
     def is_older(self, observation: Observation) -> bool:

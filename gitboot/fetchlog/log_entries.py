@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 from msgspec import Struct
 
 from gitboot.files import write_atomically
-from gitboot.jsonio import Digest, encode_canonical, format_instant, to_json_value
+from gitboot.jsonio import Digest, encode_canonical, format_instant, parse_json, to_json_value
 from gitboot.model.scalars import Malformed, parse_uuid
 from gitboot.render.paths import CHECK, FAILED, PROVISIONED, Role, find_non_script_kind
 from gitboot.system_clock import Uptime
@@ -211,8 +211,8 @@ def read_reports(folder: Path, at: datetime) -> EndpointReport:
 
 def _read_report(path: Path) -> Mapping[str, Any]:
     content = None
-    with suppress(OSError, ValueError, RecursionError):
-        content = json.loads(path.read_bytes())
+    with suppress(OSError, ValueError):
+        content = parse_json(path.read_bytes())
     return content if isinstance(content, dict) else {"refused": content}  # the version 2fefe59 wrote a list of denials
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -13,7 +12,7 @@ from msgspec import Struct, field, structs
 
 from gitboot.fetchlog.log_entries import Observation, select_consuming_fetches
 from gitboot.fetchlog.spool import get_endpoint_folder, list_files, parse_file_name, parse_line, read_whole_lines
-from gitboot.jsonio import format_instant, to_json_value
+from gitboot.jsonio import format_instant, parse_json, to_json_value
 from gitboot.render.paths import FAILED, Role, find_non_script_kind, find_path_kind
 from gitboot.resolve.provisioning_record import FETCH_GRACE, SoleClaim
 from gitboot.system_clock import Uptime
@@ -348,7 +347,7 @@ def _read_claimed_sites(file: Path) -> tuple[str, ...] | None:
     except OSError:
         return ()
     with suppress(ValueError):
-        match json.loads(content):
+        match parse_json(content):
             case {"site": str(site)}:
                 return (site,)
             case dict(claimed):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import threading
@@ -19,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from gitboot.background_threads import BackgroundThread
 from gitboot.fetchlog.log_entries import Observation, Outcome, parse_log_instant
 from gitboot.files import lock_file, sync_folder, write_atomically
-from gitboot.jsonio import Digest, encode_canonical, format_instant
+from gitboot.jsonio import Digest, encode_canonical, format_instant, parse_json
 from gitboot.system_clock import Uptime
 
 SUFFIX: Final = ".jsonl"
@@ -278,8 +277,8 @@ def parse_line(line: bytes) -> Observation | int | None:
 
     A line that version 2fefe59 of gitboot wrote may revoke another line. If so, return the offset of the revoked line.
     """
-    with suppress(ValueError, RecursionError):
-        match json.loads(line):
+    with suppress(ValueError):
+        match parse_json(line):
             case {"not": int(offset)}:
                 return offset
             case {

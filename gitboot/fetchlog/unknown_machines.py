@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections import Counter
@@ -18,7 +17,7 @@ from msgspec import Struct, structs, to_builtins
 
 from gitboot.fetchlog.log_entries import get_client_network, parse_log_instant
 from gitboot.files import convert_os_errors, hold_lock, write_atomically
-from gitboot.jsonio import encode_canonical, format_instant
+from gitboot.jsonio import encode_canonical, format_instant, parse_json
 from gitboot.model.scalars import (
     MacAddress,
     Malformed,
@@ -238,8 +237,8 @@ def render_unknown_machines(table: UnknownMachines) -> bytes:
 def parse_unknown_machines(data: bytes) -> UnknownMachines:
     """Parse the output of `render_unknown_machines`, and ignore invalid parts."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
+        document = parse_json(data)
+    except ValueError:
         document = None
     if not isinstance(document, dict):
         return UnknownMachines()
@@ -362,8 +361,8 @@ def parse_hardware_inventory(document: Mapping[str, Any]) -> HardwareInventory:
 def parse_inventory(data: bytes) -> Mapping[str, Any]:
     """Parse the JSON of an inventory. Raises ValueError if the data is not a JSON object."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
+        document = parse_json(data)
+    except ValueError:
         document = None
     if not isinstance(document, dict):
         raise ValueError(f"the inventory is not a JSON object: {_HINT}")

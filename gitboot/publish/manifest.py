@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from gitboot.jsonio import encode_canonical
+from gitboot.jsonio import encode_canonical, parse_json
 from gitboot.render.endpoint_files import ListedFile
 
 MANIFEST: Final = "ops/manifest.json"
@@ -90,7 +90,7 @@ def render_digests(digests: Digests) -> bytes:
 
 def parse_digests(data: bytes) -> dict[str, str]:
     """Parse a node or a leaf of the manifest. Raises ValueError."""
-    digests = json.loads(data)
+    digests = parse_json(data)
     if not isinstance(digests, dict) or not all(isinstance(digest, str) for digest in digests.values()):
         raise ValueError("the file is not a valid part of a manifest")
     return digests
@@ -107,7 +107,7 @@ def render_listing(files: Mapping[str, ListedFile]) -> bytes:
 
 def parse_listing(data: bytes) -> dict[str, ListedFile]:
     """Parse the listing of shared files. Raises ValueError."""
-    listing = json.loads(data)
+    listing = parse_json(data)
     try:
         return {path: ListedFile(file["sha256"], file["size"]) for path, file in listing.items()}
     except (AttributeError, KeyError, TypeError) as error:
@@ -133,7 +133,7 @@ def parse_head(data: bytes) -> Head:
     Raises UnknownFormat if the file has the format of another version of gitboot, and ValueError if the file is not a
     manifest.
     """
-    document: Any = json.loads(data)
+    document: Any = parse_json(data)
     match document:
         case {
             "commit": str(commit),
@@ -142,7 +142,7 @@ def parse_head(data: bytes) -> Head:
             "nodes": dict(nodes),
             "shared": str() | None as shared,
             "version": 2,
-        }:
+        } if all(isinstance(digest, str) for digest in nodes.values()):
             return Head(origin=TreeOrigin(commit=commit, gitboot=gitboot, ledger=ledger), nodes=nodes, shared=shared)
         case {"version": int(version)} if version != FORMAT:
             raise UnknownFormat(f"the manifest has format {version}, but this version of gitboot reads format {FORMAT}")

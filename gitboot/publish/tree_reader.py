@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -13,7 +12,7 @@ from msgspec import Struct
 
 from gitboot.errors import PublishError, UsageError
 from gitboot.files import is_directory, write_atomically
-from gitboot.jsonio import encode_canonical, format_instant
+from gitboot.jsonio import encode_canonical, format_instant, parse_json
 from gitboot.model.scalars import SystemUuid, is_placeholder_uuid, parse_instant
 from gitboot.publish.durable_files import DurableDirectory, split_path
 from gitboot.publish.manifest import (
@@ -292,7 +291,7 @@ def _parse(disk: DurableDirectory, path: str, data: _S, parse_file: Callable[[_S
 
 
 def _parse_paths(data: bytes) -> list[str]:
-    paths = json.loads(data)
+    paths = parse_json(data)
     if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
         raise ValueError("the file is not a list of paths")
     return paths
@@ -339,7 +338,7 @@ def read_older_tree(disk: DurableDirectory) -> OlderTree | None:
 
 def _parse_older_manifest(data: bytes | None) -> dict[str, object]:
     with suppress(ValueError):
-        found = json.loads(data or b"")
+        found = parse_json(data or b"")
         if isinstance(found, dict):
             return found
     return {}
@@ -565,10 +564,12 @@ class StopReader:
 
 def _parse_stop_file(path: Path, at: datetime) -> StopNotice:
     """Parse a stop file. An unreadable file, which was written at ``at``, stops installations, too."""
-    with suppress(OSError, ValueError, RecursionError):
-        match json.loads(path.read_bytes()):
+    with suppress(OSError, OverflowError, ValueError):
+        match parse_json(path.read_bytes()):
             case {"who": str(who), "reason": str(reason), "everything": bool(everything), "at": str(ordered_at)}:
-                return StopNotice(StopOrder(who, reason, everything), datetime.fromisoformat(ordered_at))
+                order = StopOrder(who, reason, everything)
+                str(order).encode()  # JSON may contain surrogates, but responses must not
+                return StopNotice(order, datetime.fromisoformat(ordered_at).astimezone(UTC))
     return StopNotice(StopOrder("somebody", f"{path} cannot be read", everything=False), at)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gitboot.jsonio import encode_canonical
+from gitboot.jsonio import encode_canonical, parse_json
 from gitboot.model.scalars import Malformed, is_placeholder_serial, parse_lookup_mac, parse_lookup_uuid
 from gitboot.quoting import build_command_line, check_ipxe_url, fill_boot_nic, has_boot_nic_placeholder
 from gitboot.render import paths
@@ -160,7 +159,7 @@ def render_alias_list(outputs: Collection[str]) -> Iterator[tuple[str, File]]:
 
 def parse_alias_list(data: bytes) -> frozenset[str]:
     """Return the outputs that a file from `render_alias_list` contains. Raises `ValueError` for other content."""
-    match json.loads(data):
+    match parse_json(data):
         case {"format": 1, "outputs": list(outputs)}:
             return frozenset(map(str, outputs))
     raise ValueError(f"the file is not a list of aliases in format {FORMAT}")

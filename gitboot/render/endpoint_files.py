@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from hashlib import sha256
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple
 
-from msgspec import Struct
+from msgspec import Meta, Struct, structs
 
-from gitboot.jsonio import encode_canonical, format_instant
+from gitboot.jsonio import build_json_decoder, encode_canonical, format_instant, parse_json
 from gitboot.render.paths import (
     BOOT,
     IMMUTABLE,
@@ -176,11 +175,9 @@ def parse_outline(data: bytes) -> Outline:
 
     Raises `ValueError` if the content is not a state.
     """
-    from msgspec import DecodeError  # imported here, because an endpoint serves boot scripts without it
-
     try:
         outline = _build_outline_decoder().decode(data)
-    except DecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the file does not contain a server's state: {error}") from error
     return Outline(outline.identities, tuple(outline.files))
 
@@ -195,46 +192,82 @@ def _build_outline_decoder() -> Decoder[Any]:
     )
 
 
+class _WriteFields(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The JSON of a `DiskWrite`."""
+
+    once: bool
+    offer: str | None
+    fallback: str | None
+    hop: str | None
+    needs: tuple[NeededFile, ...]
+    report: str | None = None
+    in_copies: bool = False
+
+
+class _VersionFields(Struct, frozen=True, kw_only=True, rename="camel"):
+    """The JSON of a `PathVersion`."""
+
+    since: Annotated[datetime, Meta(tz=True)] | None = None
+    content: str | None
+    type: str
+    role: Role
+    digest: str | None = None
+    writes: _WriteFields | None = None
+    in_window: bool = False
+
+
+class _FileFields(Struct, frozen=True):
+    """The JSON of a `ListedFile`."""
+
+    sha256: str
+    size: int
+
+
+class _StateFields(Struct, frozen=True, kw_only=True):
+    """The JSON of a `PublishedServer`."""
+
+    format: Literal[2]
+    server: str
+    identities: tuple[str, ...]
+    shows: dict[str, tuple[str, ...]]
+    summary: dict[str, Any]
+    plan: dict[str, Any]
+    files: dict[str, _FileFields]
+    contents: dict[str, str]
+    paths: dict[str, tuple[_VersionFields, ...]]
+
+
+_decode_state: Final = build_json_decoder(_StateFields)
+
+
 def parse_state(data: bytes) -> PublishedServer:
     """Parse a state that `render_state` wrote. Raises `ValueError` if the content is not a state in this format."""
-    document = json.loads(data)
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"the file does not contain a server's state in format {FORMAT}")
     try:
-        return PublishedServer(
-            server=document["server"],
-            identities=tuple(document["identities"]),
-            shows={kind: tuple(values) for kind, values in document["shows"].items()},
-            summary=document["summary"],
-            plan=document["plan"],
-            files={path: ListedFile(file["sha256"], file["size"]) for path, file in document["files"].items()},
-            contents=document["contents"],
-            paths={BOOT + path: tuple(map(_parse_version, versions)) for path, versions in document["paths"].items()},
-        )
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"the file does not contain a server's state: {error!r}") from error
+        fields = _decode_state(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the file does not contain a server's state in format {FORMAT}: {error}") from error
+    return PublishedServer(
+        server=fields.server,
+        identities=fields.identities,
+        shows=fields.shows,
+        summary=fields.summary,
+        plan=fields.plan,
+        files={path: ListedFile(file.sha256, file.size) for path, file in fields.files.items()},
+        contents=fields.contents,
+        paths={BOOT + path: tuple(map(_build_version, versions)) for path, versions in fields.paths.items()},
+    )
 
 
-def _parse_version(fields: Mapping[str, Any]) -> PathVersion:
-    write_fields, disk_write = fields.get("writes"), None
-    if write_fields is not None:
-        disk_write = DiskWrite(
-            once=write_fields["once"],
-            offer=write_fields["offer"],
-            fallback=write_fields["fallback"],
-            hop=write_fields["hop"],
-            needs=tuple(NeededFile(path, size) for path, size in write_fields["needs"]),
-            report=write_fields.get("report"),
-            in_copies=write_fields.get("inCopies", False),
-        )
+def _build_version(fields: _VersionFields) -> PathVersion:
+    writes = fields.writes
     return PathVersion(
-        since=datetime.fromisoformat(fields["since"]) if "since" in fields else None,
-        content=fields["content"],
-        content_type=fields["type"],
-        role=Role(fields["role"]),
-        digest=fields.get("digest"),
-        writes=disk_write,
-        in_window=fields.get("inWindow", False),
+        since=fields.since,
+        content=fields.content,
+        content_type=fields.type,
+        role=fields.role,
+        digest=fields.digest,
+        writes=DiskWrite(**structs.asdict(writes)) if writes is not None else None,
+        in_window=fields.in_window,
     )
 
 
@@ -288,7 +321,7 @@ def parse_terms(data: bytes) -> ServingTerms:
 
     Raises `ValueError` if the content is not serving terms in this format.
     """
-    match json.loads(data):
+    match parse_json(data):
         case {
             "format": 1,
             "clients": list(clients),
@@ -466,12 +499,15 @@ def render_shards(shards: Mapping[str, Shard]) -> dict[str, bytes | None]:
     return {path: render_shard(shard) if shard else None for path, shard in shards.items()}
 
 
+_decode_shard: Final = build_json_decoder(dict[str, tuple[str, ...]])
+
+
 def parse_shard(data: bytes) -> dict[str, tuple[str, ...]]:
     """Parse a shard that `render_shard` wrote. Raises `ValueError` if the content is not a shard."""
-    shard = json.loads(data)
-    if not isinstance(shard, dict) or not all(isinstance(names, list) for names in shard.values()):
-        raise ValueError("the file is not an index shard")
-    return {identity: tuple(map(str, names)) for identity, names in shard.items()}
+    try:
+        return _decode_shard(data)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the file is not an index shard: {error}") from error
 
 
 def build_index(identities: Mapping[str, Iterable[str]]) -> dict[str, dict[str, tuple[str, ...]]]:

@@ -47,7 +47,11 @@ def test_the_stop_file_that_stops_most_counts_and_changes_are_read(tmp_path: Pat
     assert words.current is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "{}", '{"who": "ada"}', "[" * 5000, "\0"])
+LATEST = '{"who": "ada", "reason": "x", "everything": true, "at": "9999-12-31T23:59:59-14:00"}'
+SURROGATE = r'{"who": "ada", "reason": "\ud800", "everything": true, "at": "2026-11-22T12:00:00Z"}'
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"who": "ada"}', "[" * 5000, "\0", LATEST, SURROGATE])
 def test_a_malformed_stop_file_stops_install_boots(tmp_path: Path, text: str) -> None:
     (tmp_path / STOP_FILE).write_text(text)
     found = StopReader(tmp_path).current

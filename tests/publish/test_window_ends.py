@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import stat
 import subprocess
 from collections.abc import Callable, Iterator
@@ -10,6 +12,7 @@ from contextlib import closing, contextmanager
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -588,3 +591,25 @@ def test_temporary_files_that_a_killed_process_left_do_not_prevent_the_end(here:
 
 def find_temporary_files(here: Site) -> list[Path]:
     return list(here.root.rglob(".gitboot-*.tmp"))
+
+
+def cut_offset(state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state with a time of a window without an offset."""
+    text = json.dumps(state, separators=(",", ":"))
+    return json.loads(re.sub(r'("since":"[^"]+)Z"', r'\1"', text))
+
+
+MALFORMED_STATES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "a time without an offset": cut_offset,
+    "contents that are no text": lambda state: {**state, "contents": dict.fromkeys(state["contents"])},
+    "no contents": lambda state: {**state, "contents": None},
+}
+
+
+@pytest.mark.parametrize("spoil", MALFORMED_STATES)
+def test_a_malformed_state_keeps_no_window_of_another_server_open(here: Site, spoil: str) -> None:
+    state = here.root / "ops/servers/web01.json"
+    malformed = json.dumps(MALFORMED_STATES[spoil](json.loads(state.read_bytes())), separators=(",", ":"))
+    (state.parent / "spoilt.json").write_text(malformed)
+    assert end_windows_now(here, OVER) == ("web01",)
+    assert "boots its local disk" in read_boot(here)

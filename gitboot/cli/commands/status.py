@@ -17,6 +17,7 @@ from gitboot.cli.options import VARIABLES, OutputOption, current_time, output_op
 from gitboot.cli.terminal import format_table, wrap_text
 from gitboot.controller.instance.state_directory import find_running_process, read_own_lease, read_status
 from gitboot.errors import LedgerError
+from gitboot.jsonio import parse_json
 from gitboot.standard_streams import style
 from gitboot.status.conditions import FIRST_REVIEW, OR_WRITE, REASON_SEPARATOR, THEN_APPROVE, fill_state
 from gitboot.status.instance_status import add_age, parse_written_at
@@ -95,7 +96,7 @@ def merge_published_status(status: dict[str, Any], output: Path) -> dict[str, An
     from gitboot.publish.manifest import STATUS
 
     with suppress(OSError, ValueError, TypeError, KeyError):
-        published = json.loads((output / STATUS).read_bytes())
+        published = parse_json((output / STATUS).read_bytes())
         is_newer = published["ledger"] == status["ledger"] and published["clock"] > status["clock"]
         if is_newer and not _is_standby(status):
             return {**status, **published}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -59,7 +58,7 @@ from gitboot.files import check_fetch_log_folder, check_output_directory, check_
 from gitboot.fleet.documents import FleetRepository
 from gitboot.fleet.revision import FileChanges, Revision
 from gitboot.git.clone import Source, load_accepted_snapshot
-from gitboot.jsonio import encode_canonical, format_instant, to_json_value
+from gitboot.jsonio import encode_canonical, format_instant, parse_json, to_json_value
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder, LeaseKeeper, describe_place
 from gitboot.ledger.open_ledger import copy_ledger, open_copy, set_ledger_aside
@@ -644,8 +643,8 @@ def read_sightings(settings: Settings, store: Store) -> dict[BootFile, Sighting]
         with suppress(OSError):
             old_file.unlink()
         return before
-    with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        return instance_tables.parse_sightings(json.loads(old_file.read_bytes())["items"])
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return instance_tables.parse_sightings(parse_json(old_file.read_bytes())["items"])
     return {}
 
 
@@ -655,7 +654,7 @@ def _mark_older_ledger(store: Store, settings: Settings, owner: str | None) -> N
     marks = [read_mark(settings.spool_mark) if settings.spool_mark is not None else None]
     with suppress(OSError, ValueError, TypeError, KeyError):
         # The status in the output tree also contains a change number.
-        status = json.loads((settings.output / STATUS).read_bytes())
+        status = parse_json((settings.output / STATUS).read_bytes())
         marks.append((str(status["ledger"]), int(status["changes"])))
     known = max((number for ledger, number in filter(None, marks) if ledger == identity), default=0)
     is_tree_gone = store.database.is_local and instance_tables.read_facts(store).published and owner is None

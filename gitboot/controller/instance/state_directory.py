@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import secrets
@@ -22,7 +21,7 @@ from gitboot import files
 from gitboot.disk_cache import DiskCache
 from gitboot.errors import HeldByAnother, LedgerError, UsageError
 from gitboot.files import convert_os_errors, write_atomically
-from gitboot.jsonio import encode_indented, format_instant, to_json_value
+from gitboot.jsonio import encode_indented, format_instant, parse_json, to_json_value
 from gitboot.ledger import instance_tables
 from gitboot.ledger.leader_lease import Holder, Lease, LeaseState
 from gitboot.ledger.open_ledger import read_lease, read_places
@@ -234,7 +233,7 @@ def read_status(directory: Path) -> dict[str, Any]:
     """Read the status file. Raises `UsageError` if no instance has used this directory."""
     path = directory / STATUS
     try:
-        status = json.loads(path.read_bytes())
+        status = parse_json(path.read_bytes())
     except FileNotFoundError:
         raise make_no_instance_error(directory) from None
     except OSError as error:
