@@ -112,8 +112,9 @@ access_options = combine_options(
         type=click.IntRange(min=1),
         default=32,
         show_default=True,
-        help="The number of connections without a request that one client address may keep open. If it opens one "
-        "more, the endpoint closes the oldest one. The limit does not apply to trusted proxies.",
+        help="The number of connections without a request that one client address may keep open. If the address opens "
+        "another connection, the endpoint closes the oldest idle connection. The limit does not apply to trusted "
+        "proxies.",
     ),
 )
 

@@ -266,8 +266,8 @@ class BootPolicySpec:
     )
     disk_boot: DiskBoot | None = Field(
         default=None,
-        description="Hdd: gitboot sets an override to the disk, for firmware that does not boot the disk by itself. "
-        "Default: the value of the parent, else FirmwareOrder.",
+        description="Hdd: gitboot sets an override to the disk, for firmware that does not boot from the disk by "
+        "itself. Default: the value of the parent, else FirmwareOrder.",
     )
     power: PolicyPower | None = Field(
         default=None,
