@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -555,37 +556,76 @@ _YAST_TEXTS: Final = {
     "integer": re.compile(".*[0-9].*", re.DOTALL),
     "symbol": re.compile(".+", re.DOTALL),
 }
+_YAST_CONTAINERS: Final[Sequence[Sequence[str]]] = (
+    [],
+    ["list"],
+    ["map"],
+)  # without a type, an element with elements is a map
+
+
+@dataclass
+class _YastElement:
+    """An element that is not closed yet. YaST does not read the root as an element, and no element below a text."""
+
+    types: list[str]  # the values of its attributes `t` and `type`
+    is_read: bool
+    text: str = ""
+    has_children: bool = False
+    is_text: bool = False  # a CDATA section makes an element a text if it has no type
+
+    def find_fault(self) -> str | None:
+        text = self.text.strip()
+        if len(self.types) > 1:
+            return "has both attributes `t` and `type`"
+        if not self.types:
+            mixes = text and self.has_children and not self.is_text
+            return f"contains both elements and the text {quote_value(text)}" if mixes else None
+        (type,) = self.types
+        if type in _YAST_TEXTS and _YAST_TEXTS[type].fullmatch(text) is not None:
+            return None
+        return f"has the type {quote_value(type)} and the text {quote_value(text)}"
 
 
 def _check_autoyast(text: str) -> None:
     """Check that the text is well-formed XML and an AutoYaST profile. Entity declarations are rejected."""
     roots: list[str] = []
-    open_elements: list[tuple[str, list[str]]] = []  # the types of the elements, and their texts
+    open_elements: list[_YastElement] = []
     parser = ParserCreate(namespace_separator=" ")
+    parser.buffer_text = True
 
     def start_element(name: str, attributes: Mapping[str, str]) -> None:
         roots.append(name)
         types = [value for key, value in attributes.items() if key.rpartition(" ")[2] in ("t", "type")]
-        open_elements.append((types[0] if types else "string", []))
+        is_read = roots[0] == _PROFILE and len(roots) > 1
+        if open_elements:
+            parent = open_elements[-1]
+            parent.has_children = True
+            is_read = is_read and (len(open_elements) == 1 or (parent.is_read and parent.types in _YAST_CONTAINERS))
+        open_elements.append(_YastElement(types, is_read))
 
     def end_element(name: str) -> None:
-        type, texts = open_elements.pop()
-        text = "".join(texts).strip()
-        if roots[0] == _PROFILE and (type not in _YAST_TEXTS or _YAST_TEXTS[type].fullmatch(text) is None):
+        element = open_elements.pop()
+        if element.is_read and (fault := element.find_fault()) is not None:
             raise make_user_data_fault(
-                f"<{name.rpartition(' ')[2]}> in the rendered AutoYaST profile has the type {quote_value(type)} and "
-                f"the text {quote_value(text)}",
+                f"<{name.rpartition(' ')[2]}> in the rendered AutoYaST profile {fault}",
                 "use the types boolean (true or false), integer, string, symbol, list or map",
                 parser.CurrentLineNumber,
                 Code.AUTOYAST_DOCUMENT,
             )
 
+    def add_text(data: str) -> None:
+        open_elements[-1].text += data
+
+    def start_cdata() -> None:
+        open_elements[-1].is_text = True
+
     parser.StartElementHandler = start_element
     parser.EndElementHandler = end_element
-    parser.CharacterDataHandler = lambda data: open_elements[-1][1].append(data)
+    parser.CharacterDataHandler = add_text
+    parser.StartCdataSectionHandler = start_cdata
     parser.EntityDeclHandler = _reject_entity
     try:
-        parser.Parse(text.encode(), True)
+        parser.Parse(text.encode(errors="surrogatepass"), True)
     except ExpatError as error:
         raise make_user_data_fault(
             f"the rendered AutoYaST profile is not well-formed XML: {error}",

@@ -269,11 +269,18 @@ PROFILE = '<profile xmlns="http://www.suse.com/1.0/yast2ns" xmlns:config="http:/
         ('<a><b t="integer"/></a>', '<b> in the rendered AutoYaST profile has the type "integer" and the text ""'),
         ('<a config:type="symbol"/>', 'has the type "symbol" and the text ""'),
         ('<a config:type="bool">true</a>', 'has the type "bool"'),
+        ('<a t="boolean" config:type="boolean">true</a>', "<a> in the rendered AutoYaST profile has both attributes"),
+        ("<a>b<c/></a>", '<a> in the rendered AutoYaST profile contains both elements and the text "b"'),
+        ('<a t="map">b<c/></a><d>b<c/><![CDATA[]]></d>', None),
+        ('<a t="string"><b t="boolean"/></a>', None),
+        ('<a t="map"><b t="boolean"/></a>', '<b> in the rendered AutoYaST profile has the type "boolean"'),
+        ("<a>\ud800</a>", "is not well-formed XML"),
     ],
 )
 def test_a_value_of_autoyast_matches_its_type(elements: str, message: str | None) -> None:
-    found = fault("AutoYaST", f"{PROFILE}\n{elements}\n</profile>\n")
-    assert (found is None) if message is None else message in str(found)
+    for root in (PROFILE, PROFILE.replace(">", ' config:type="boolean">')):  # YaST ignores the type of the root
+        found = fault("AutoYaST", f"{root}\n{elements}\n</profile>\n")
+        assert (found is None) if message is None else message in str(found)
 
 
 PRESEED = {
