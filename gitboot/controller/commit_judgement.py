@@ -13,6 +13,7 @@ from gitboot.bmc.credentials import CredentialUse, get_credential_use
 from gitboot.controller.current_plans import find_changed_servers, find_departed_machines
 from gitboot.controller.records.commit_effects import (
     compare_identities_without_base,
+    find_declared_boards,
     find_inheritances,
     find_lowered_servers,
     find_new_or_reinstalled,
@@ -205,6 +206,7 @@ class CommitJudgement(Struct, frozen=True, kw_only=True):
     # Provision numbers of the machines that are new in `accepted_steps`.
     introduced: Mapping[SystemUuid, int] = field(default_factory=dict)
     lowered: Mapping[SystemUuid, str] = field(default_factory=dict)  # see `find_lowered_servers`
+    declared_boards: frozenset[SystemUuid] = frozenset()  # see `find_declared_boards`
     moves: Moves = NO_MOVES  # moves of machines in `accepted_steps`
     valid: tuple[Commit, ...] = ()  # the valid commits after the accepted commit, oldest first
     # Machines that `reached` would reinstall if their records did not show that they are already installed.
@@ -418,6 +420,7 @@ class CommitJudge:
             lost=path.find_lost_before(commit_path.reached),
             approved_bmcs=self._find_uncovered_bmcs(accepted, reached, path.snapshot),
             lowered=find_lowered_servers(accepted, reached) if accepted is not None else {},
+            declared_boards=find_declared_boards(accepted, reached) if accepted is not None else frozenset(),
         )
 
     def forget_unevaluated_commits(self) -> None:

@@ -49,6 +49,7 @@ def update_records_for_commit(
     installing: Collection[str],
     introduced: Mapping[SystemUuid, int],
     *,
+    declared_boards: Collection[SystemUuid] = (),
     removed: Collection[SystemUuid] | None = None,
 ) -> None:
     """Update the records after a commit: write first records, adopt servers, and complete installations.
@@ -58,7 +59,7 @@ def update_records_for_commit(
     ``changed`` are the names of the servers that the commit changes (at first, all servers), and ``installing``
     contains at least the unchanged servers that are being installed. ``removed`` are the machines that the commit
     removed, if known. ``introduced`` contains the provision numbers of machines that were added since the last accepted
-    commit.
+    commit, and ``declared_boards`` is a result of `find_declared_boards`.
 
     An unverified ledger (new, restored, or another instance's) cannot show what is installed. In that case, no server
     has a usable record until an operator initializes the ledger.
@@ -68,7 +69,7 @@ def update_records_for_commit(
         update.recorded_commit = None
         return
     machines = commit.select_machines({*changed, *commit.select_server_names(update.dropped)})
-    if new_machines := _select_new_machines(update, machines):
+    if new_machines := _select_new_machines(update, machines, declared_boards):
         _write_first_records(update, commit, new_machines, introduced)
     _record_machines(update, commit, machines, removed)
     _adopt_servers_with_number_0(update, decisions, machines)
@@ -83,16 +84,21 @@ def update_records_for_commit(
     update.recorded_commit = commit.revision
 
 
-def _select_new_machines(update: LedgerUpdate, machines: Iterable[Machine]) -> list[Machine]:
-    """Return the machines that need a first record."""
+def _select_new_machines(
+    update: LedgerUpdate, machines: Iterable[Machine], declared_boards: Collection[SystemUuid]
+) -> list[Machine]:
+    """Return the machines that need a first record.
+
+    A known machine without a record stays unknown, because its record may have been dropped. A commit can change this
+    only if it declares that the machine's board replaces another board, or raises the number of such a machine.
+    """
     accepted = update.before.accepted_machines
     return [
         machine
         for machine in machines
         if machine.uuid not in update.machines
         and update.record(machine.uuid) is None
-        # Include known boards too, because a commit may declare later that such a board replaces another one.
-        and (machine.uuid not in accepted or machine.uuid in update.dropped or machine.replaces is not None)
+        and (machine.uuid not in accepted or machine.uuid in update.dropped or machine.uuid in declared_boards)
     ]
 
 
@@ -392,6 +398,19 @@ def find_lowered_servers(base: Commit, commit: Commit) -> dict[SystemUuid, str]:
             if before is not None and provision < base.decisions.servers[before.name].provision:
                 lowered[before.uuid] = machine.name
     return lowered
+
+
+def find_declared_boards(base: Commit, commit: Commit) -> frozenset[SystemUuid]:
+    """Return the known machines whose board replaces another board, if a commit declares this or raises `provision`."""
+    declared = set()
+    for machine in commit.select_machines(find_changed_servers(base, commit)):
+        before = base.machines.get(machine.uuid)
+        if machine.replaces is None or before is None:
+            continue
+        provision = base.decisions.servers[before.name].provision
+        if before.replaces != machine.replaces or provision < commit.decisions.servers[machine.name].provision:
+            declared.add(machine.uuid)
+    return frozenset(declared)
 
 
 def list_servers_to_install(snapshot: LedgerSnapshot, decisions: Decisions) -> tuple[str, ...]:

@@ -229,6 +229,7 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
             batch.changed_servers,
             batch.installing,
             batch.acceptance.steps.introduced,
+            declared_boards=batch.acceptance.steps.declared_boards,
             removed=batch.removed_machines,
         )
     for uuid, pinned in batch.pins:

@@ -465,6 +465,37 @@ def test_a_new_motherboard_is_not_installed_again_if_the_fetch_of_the_old_one_is
     assert bench.told("ServerUnknown") == (["ServerUnknown"] if expected == UNKNOWN else [])
 
 
+@pytest.mark.parametrize(("provision", "expected"), [(2, UNKNOWN), (3, TO_INSTALL)])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_only_a_higher_number_installs_a_new_motherboard_that_exported_records_lack(
+    tmp_path: Path, restarts: bool, provision: int, expected: tuple[Phase, Cause]
+) -> None:
+    """The records were exported before the board was replaced and installed."""
+
+    def replace_board(number: int, role: str = "web") -> tuple[str, ...]:
+        spec = server("web01", f"role: {role}", f"provision: {number}, replaces: {make_uuid('web01')}")
+        return SEED[0], spec.replace(f"uuid: {make_uuid('web01')}", f"uuid: {make_uuid('board')}", 1), *fleet_of()[2:]
+
+    with Bench(tmp_path) as bench:
+        boot_once(bench, bench.decide(*fleet_of()).plan())
+        bench.wait(minutes=5).plan()
+        exported = {"uuid": make_uuid("web01"), **make_record_fields(require_value(bench.record))}
+        boot_once(bench, bench.decide(*replace_board(2)).plan())
+        assert summarize_plan(bench.wait(minutes=5).plan()) == INSTALLED
+    with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
+        bench.decide(*replace_board(2)).plan()
+        bench.request("begin", how="records", items=[exported])
+        assert summarize_plan(bench.plan()) == UNKNOWN
+        if not restarts:
+            bench.decide(*replace_board(provision, "web, rack: a")).plan()
+            assert summarize_plan(bench.plan()) == expected
+    if restarts:
+        with Bench(tmp_path) as bench:
+            assert summarize_plan(bench.decide(*replace_board(2)).plan()) == UNKNOWN
+            bench.decide(*replace_board(provision, "web, rack: a")).plan()
+            assert summarize_plan(bench.plan()) == expected
+
+
 # Declared
 
 
