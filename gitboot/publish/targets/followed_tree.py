@@ -111,6 +111,8 @@ class FollowedTree:
         self.ended_servers: Mapping[str, int] = {}
         self._ended: dict[str, _EndedServer] = {}
         self.urgent_servers: frozenset[str] = frozenset()  # the servers that each target updates before other servers
+        # By server, the digest of the state whose files could not be read. Steps omit these servers.
+        self.unreadable_states: dict[str, str] = {}
 
     def read_summary(self) -> TreeSummary | None:
         """Return a summary of the tree, or None if no tree is published. Raises `RaceError`."""
@@ -165,7 +167,7 @@ class FollowedTree:
 
         Bins and snapshots have a version in their names and never change, so the method reads them once. Root metadata
         can change, because gitboot uses the same file names again after a new root key was made. Raises `RaceError` if
-        a publication is in progress.
+        a publication is in progress, or if a file cannot be read.
         """
         digests = {}
         try:
@@ -177,6 +179,8 @@ class FollowedTree:
         except FileNotFoundError as error:
             if (self._root / LIST_TIMESTAMP).exists():
                 raise RaceError(f"{SIGNED} is being published") from error
+        except OSError as error:
+            raise RaceError(f"{SIGNED}: {error.strerror}") from error
         return digests if LIST_TIMESTAMP in digests else {}
 
     def _read_ended_servers(self, states: Mapping[str, str]) -> dict[str, _EndedServer]:
@@ -223,7 +227,20 @@ class FollowedTree:
             return ServerFiles(digest, {path: file.sha256 for path, file in self._shared_listing[1].items()})
         if (ended := self._ended.get(server)) is not None:
             return ended.files
-        return build_server_files(digest, parse_state(self._read_part(state_path(server), digest)))
+        try:
+            return build_server_files(digest, parse_state(self._read_part(state_path(server), digest)))
+        except RaceError:
+            self.unreadable_states[server] = digest
+            raise
+
+    def record_unreadable_servers(self, files: Mapping[str, Mapping[str, str]], states: Mapping[str, str]) -> None:
+        """Record the servers of which a file cannot be read. ``files`` are the sha256 by path, by server."""
+        for server, digests in files.items():
+            for path, digest in digests.items():
+                try:
+                    self._read_file(path, digest)
+                except RaceError:
+                    self.unreadable_states[server] = states[server]
 
     def read_file(self, path: str, digest: str) -> TargetFile:
         """Return a file with its modification time. Raises `RaceError` if the file has another digest."""

@@ -202,6 +202,12 @@ class Follower:
         return max(self._next_read_s - time.monotonic(), 0) if summary is not None else _PERIOD_S, 0
 
     def _update_target(self) -> TreeSummary | None:
+        """Carry out all steps, and return the summary of the tree.
+
+        If the files of a server cannot be read, first update the other servers. Then raise `RaceError`.
+        """
+        race_error: RaceError | None = None
+        self._tree.unreadable_states.clear()
         summary = self._tree.read_summary()
         while summary is not None and not self._is_ending:
             if self._target_content is None or time.monotonic() >= self._next_read_s:
@@ -211,22 +217,39 @@ class Follower:
                     with self._changed:
                         self._possibly_overdue_since = None
                         self._target_status = structs.replace(self._target_status, overdue_since=None)
-            target_content = self._target_content
-            step = plan_next_step(
-                self._tree,
-                summary,
-                target_content,
-                partial(self._target.shard, target_content.head),
-                self._target.max_servers,
-            )
-            if step is None:
-                break
-            self._target_content = None  # if `apply` fails, the next attempt reads the target again
-            self._target.apply(step, target_content, self._tree)
-            self._target_content = apply_step(target_content, step)
-            self._race_count = 0
+            known = dict(self._tree.unreadable_states)
+            try:
+                if not self._carry_out_next_step(summary, self._target_content):
+                    break
+            except RaceError as error:
+                if self._tree.unreadable_states == known:
+                    raise
+                race_error = error
             summary = self._tree.read_summary()
+        if race_error is not None:
+            raise race_error
         return summary
+
+    def _carry_out_next_step(self, summary: TreeSummary, target_content: TargetContent) -> bool:
+        """Carry out one step. Return False if there is no step."""
+        read_shard = partial(self._target.shard, target_content.head)
+        step = plan_next_step(self._tree, summary, target_content, read_shard, self._target.max_servers)
+        if step is None:
+            return False
+        self._target_content = None  # if `apply` fails, the next attempt reads the target again
+        try:
+            self._target.apply(step, target_content, self._tree)
+        except RaceError:
+            units = {server: unit for server, unit in step.units.items() if unit is not None}
+            placed = {
+                server: {path: digest for path, digest in unit.files.items() if path in step.placed}
+                for server, unit in units.items()
+            }
+            self._tree.record_unreadable_servers(placed, summary.states)
+            raise
+        self._target_content = apply_step(target_content, step)
+        self._race_count = 0
+        return True
 
     def _update_status(
         self, *, failure: tuple[str, str] | None = None, commit: str | None = None, published_count: int | None = None

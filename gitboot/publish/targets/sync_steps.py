@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, takewhile
 from typing import Annotated, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import msgspec
@@ -163,7 +163,7 @@ def plan_next_step(
     read_shard: Callable[[str], Shard],
     max_servers: int | None,
 ) -> TargetStep | None:
-    """Return the step that updates up to ``max_servers`` servers of a target, or None if the target is up to date.
+    """Return the step that updates up to ``max_servers`` servers of a target, or None if there is nothing to update.
 
     Without a maximum, the step updates all servers. Otherwise, servers are updated in this order:
 
@@ -176,17 +176,20 @@ def plan_next_step(
     - the signed list, which contains all files
 
     Unused content stays on the target as long as it stays in the tree. A path that moves to another server stays until
-    that server is updated.
+    that server is updated. If the files of a server cannot be read, the step omits the server, and everything that must
+    come after the server.
     """
     urgent_servers = tree.urgent_servers  # another thread may replace this set
     outdated = _sort_outdated_servers(summary, target_content, urgent_servers)
     is_current = not outdated and target_content.head.commit == summary.commit
     if is_current and all(map(tree.has_file, target_content.unlisted_paths)):
         return None
-    chosen = outdated
+    chosen = candidates = _omit_unreadable_servers(tree, summary, outdated)
+    if outdated and not candidates:
+        return None
     if max_servers is not None:
-        urgent = [server for server in outdated if server in urgent_servers]
-        chosen = (urgent or outdated)[:max_servers]
+        urgent = [server for server in candidates if server in urgent_servers]
+        chosen = (urgent or candidates)[:max_servers]
     update = _update_shards(tree, summary, read_shard, chosen)
     shards, new_files = update.shards, update.new_files
 
@@ -252,6 +255,16 @@ def _sort_outdated_servers(
         )
 
     return sorted(find_outdated_servers(summary, target_content), key=sort_key)
+
+
+def _omit_unreadable_servers(tree: FollowedTree, summary: TreeSummary, outdated: list[str]) -> list[str]:
+    """Return the outdated servers that a step may update although the files of some servers cannot be read."""
+    unreadable = {server for server, state in tree.unreadable_states.items() if summary.states.get(server) == state}
+    if unreadable.isdisjoint(outdated):
+        return outdated
+    return [
+        server for server in takewhile(lambda each: each not in (SHARED, LIST), outdated) if server not in unreadable
+    ]
 
 
 class _ShardUpdate(NamedTuple):

@@ -362,6 +362,13 @@ def test_files_of_an_ended_window_that_change_during_a_read_are_read_again(tmp_p
     assert tree.read_file(script, tree.read_server_files(server, glance.states[server]).files[script]).content
 
 
+def test_a_list_with_a_folder_in_the_place_of_a_file_is_read_again(tmp_path: Path) -> None:
+    publish(tmp_path, fleet(1))
+    (tmp_path / "boot/signed/1.root.json").mkdir(parents=True)
+    with pytest.raises(RaceError, match="Is a directory"):
+        FollowedTree(tmp_path).read_summary()
+
+
 def test_a_target_stays_empty_without_a_publication(tmp_path: Path) -> None:
     assert FollowedTree(tmp_path).read_summary() is None
 
@@ -494,6 +501,53 @@ def test_a_file_that_stays_changed_is_named_and_is_tried_again_when_it_is_restor
         followers.retry_now()
         followers.wait(60)
         assert one.target_status == TargetStatus(name="shelf", commit="c0ffee")
+
+
+@pytest.mark.parametrize("damaged", ["ops/servers/server-52-54-00-00-00-01.json", ENTRY.format(1)])
+@pytest.mark.parametrize("max_servers", [1, 99])
+def test_a_file_that_cannot_be_read_does_not_stop_the_update_of_other_servers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str, max_servers: int
+) -> None:
+    """The shared files and the signed list come after all new servers, so these files wait."""
+    monkeypatch.setattr("gitboot.publish.targets.follower._SOON_S", 0.001)
+    out, mirror = tmp_path / "out", tmp_path / "mirror"
+    mirror.mkdir()
+    with OutputDirectory.open(out, ledger="ours") as directory:
+        directory.publish(*split(fleet(1)), complete=True, commit="c0ffee", at=AT)
+        directory.update_list(None, AT)
+    content = (out / damaged).read_bytes()
+    (out / damaged).write_bytes(b"damaged")
+    target = StoreTarget(
+        "mirror",
+        build_folder_opener(mirror),
+        ledger="ours",
+        heir_of=lambda: None,
+        writer="one",
+        max_servers=max_servers,
+    )
+    follower = Follower(
+        target,
+        FollowedTree(out),
+        target_status=TargetStatus(name="mirror", behind_since=AT),
+        clock=lambda: AT,
+        wake=lambda: None,
+    )
+
+    def is_present(path: str) -> bool:
+        return (mirror / path).exists()
+
+    with Followers([follower]).running() as followers:
+        followers.publish()
+        assert eventually(lambda: is_present(ENTRY.format(0)) and is_present(ENTRY.format(2)))
+        assert eventually(lambda: follower.target_status.failure is not None)
+        reason, message = follower.target_status.failure or ("", "")
+        assert (reason, damaged in message, follower.target_status.behind_since) == ("FileChanged", True, AT)
+        assert not any(map(is_present, (ENTRY.format(1), "boot/boot.ipxe", "boot/signed/timestamp.json")))
+        (out / damaged).write_bytes(content)
+        followers.retry_now()
+        followers.wait(60)
+        assert follower.target_status == TargetStatus(name="mirror", commit="c0ffee")
+        assert all(map(is_present, (ENTRY.format(1), "boot/boot.ipxe", "boot/signed/timestamp.json")))
 
 
 def test_a_target_that_hangs_delays_neither_publications_nor_the_end(out: Path) -> None:
