@@ -596,7 +596,8 @@ def find_temporary_files(here: Site) -> list[Path]:
 def cut_offset(state: dict[str, Any]) -> dict[str, Any]:
     """Return the state with a time of a window without an offset."""
     text = json.dumps(state, separators=(",", ":"))
-    return json.loads(re.sub(r'("since":"[^"]+)Z"', r'\1"', text))
+    without_offset: dict[str, Any] = json.loads(re.sub(r'("since":"[^"]+)Z"', r'\1"', text))
+    return without_offset
 
 
 MALFORMED_STATES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
