@@ -117,6 +117,7 @@ class SqliteDatabase(Database):
             self.execute_many(statement, chain((first,), row_iterator))
 
     def begin(self, *, is_long: bool = False) -> None:  # noqa: ARG002 - SQLite has no time limits
+        self.probe()
         self._connection.execute("BEGIN IMMEDIATE")
         if not self.open_moved:
             self.check_usable()

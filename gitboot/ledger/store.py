@@ -302,7 +302,7 @@ class Store:
     def probe(self) -> None:
         """Raise `LedgerError` if the database does not respond within a few seconds.
 
-        For a ledger in a file, this method does nothing.
+        If a ledger in a file is open only for reading, raise `LedgerError` unless it can be opened for writing.
         """
         with self._lock:
             try:

@@ -1061,3 +1061,18 @@ def test_a_reader_on_a_full_disk_gets_the_events_of_an_ended_instance_and_then_t
             write_event("Listening")
             types = [each["type"] for _, each in instance_tables.read_numbered_events(reader)]
             assert types == ["Stopped", "Listening"]
+
+
+def test_a_write_after_an_opening_on_a_full_disk_names_the_cause_and_succeeds_when_there_is_space(
+    tmp_path: Path,
+) -> None:
+    with small_disk(tmp_path, size="2m", name="state") as state:
+        path = state / "ledger.sqlite"
+        open_ledger(path).close()
+        fill(state / "filler")
+        with open_ledger(path) as ledger:
+            with pytest.raises(LedgerError, match=r"cannot be written \(the disk is full\); free some space"):
+                write_rows(ledger, instance_tables.write_facts, accepted="decade")
+            (state / "filler").unlink()
+            write_rows(ledger, instance_tables.write_facts, accepted="decade")
+            assert instance_tables.read_facts(ledger).accepted == "decade"
