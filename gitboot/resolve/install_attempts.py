@@ -447,7 +447,8 @@ def classify_unrecorded_server(
 ) -> UnrecordedServer:
     """Determine how to treat a server without a record.
 
-    - ``seen_machines`` are all machines that the ledger has ever seen.
+    - ``seen_machines`` are all machines that the ledger has ever seen, except those that the commit declares to have a
+      new board.
     - ``first_provision`` is the server's provision number in the first commit after the accepted one that contains the
       server (`gitboot.review.commit_path.find_first_provisions`), or None if the accepted commit contains it.
     - ``shared_identity`` names an identity and the other machine that has the same identity, for example because the
@@ -455,7 +456,7 @@ def classify_unrecorded_server(
     - ``served_before`` is the highest provision number with which the machine may have booted with an earlier board,
       or None.
     """
-    if decision.replaces is not None:
+    if decision.replaces is not None and decision.uuid not in seen_machines:
         return _classify_replacement(decision, decision.replaces, records.get(decision.replaces), served_before)
     if shared_identity is not None:
         reason = (

@@ -70,7 +70,7 @@ def update_records_for_commit(
         return
     machines = commit.select_machines({*changed, *commit.select_server_names(update.dropped)})
     if new_machines := _select_new_machines(update, machines, declared_boards):
-        _write_first_records(update, commit, new_machines, introduced)
+        _write_first_records(update, commit, new_machines, introduced, declared_boards)
     _record_machines(update, commit, machines, removed)
     _adopt_servers_with_number_0(update, decisions, machines)
     _adopt_by_first_policy(update, decisions, machines)
@@ -118,7 +118,11 @@ def _record_machines(
 
 
 def _write_first_records(
-    update: LedgerUpdate, commit: Commit, machines: list[Machine], introduced: Mapping[SystemUuid, int]
+    update: LedgerUpdate,
+    commit: Commit,
+    machines: list[Machine],
+    introduced: Mapping[SystemUuid, int],
+    declared_boards: Collection[SystemUuid],
 ) -> None:
     """Write the first records of new machines. Report the servers for which it is unknown what is installed."""
     seen_machines = {**update.before.machines, **update.departed}
@@ -137,7 +141,7 @@ def _write_first_records(
         classification = classify_unrecorded_server(
             decision,
             records=replaced_records,
-            seen_machines=seen_machines,
+            seen_machines=seen_machines.keys() - declared_boards,
             first_provision=introduced.get(machine.uuid),
             shared_identity=shared_identity,
             served_before=_find_served_before(update, decision),

@@ -496,6 +496,21 @@ def test_only_a_higher_number_installs_a_new_motherboard_that_exported_records_l
             assert summarize_plan(bench.plan()) == expected
 
 
+def test_a_new_motherboard_of_unknown_state_stays_unknown_if_its_server_is_removed_and_added_again(
+    tmp_path: Path,
+) -> None:
+    spec = server("web01", "role: web", f"provision: 2, replaces: {make_uuid('web01')}")
+    board = spec.replace(f"uuid: {make_uuid('web01')}", f"uuid: {make_uuid('board')}", 1)
+    replaced = {"uuid": make_uuid("web01"), **make_record_fields(Record(provision=1))}
+    with Bench(tmp_path, initial=None) as bench:
+        bench.decide(SEED[0], board, *fleet_of()[2:]).plan()
+        bench.request("begin", how="records", items=[replaced])
+        assert summarize_plan(bench.plan()) == UNKNOWN
+        bench.decide(SEED[0], *fleet_of()[2:]).plan()
+        bench.decide(SEED[0], board, *fleet_of()[2:]).plan()
+        assert summarize_plan(bench.plan()) == UNKNOWN
+
+
 # Declared
 
 
