@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import MAXYEAR, UTC, datetime
 from typing import Annotated, Any, ClassVar, Final, NamedTuple, TypeVar, assert_never, get_args
 
 from msgspec import UNSET, Meta, Struct, ValidationError, structs
@@ -39,6 +39,7 @@ from gitboot.resolve.provisioning_record import (
     Record,
     StopOrder,
     get_provisioning_fields,
+    list_event_times,
     parse_record,
 )
 from gitboot.status.instance_status import HeldCommit
@@ -446,10 +447,19 @@ def _parse_item_to_set(item: Mapping[str, Any]) -> _ItemToSet:
     return _ItemToSet(
         uuid=parse_uuid(item["uuid"]),
         server=text(item["server"]),
-        record=parse_record(item),
+        record=_parse_record(item),
         seen=item.get("seen", UNSET),
         is_foreign=item.get("isForeign") is True,
     )
+
+
+def _parse_record(item: Mapping[str, Any]) -> Record:
+    """Parse a record. Raises one of `RECORD_ERRORS`, also if a plan could not add a grace period to a time."""
+    record = parse_record(item)
+    for at in list_event_times(record):
+        if at.year == MAXYEAR:
+            raise ValueError(f"expected a time before the year {MAXYEAR}, found {format_instant(at)}")
+    return record
 
 
 def _was_installed_meanwhile(update: LedgerUpdate, item: _ItemToSet) -> bool:
@@ -490,7 +500,7 @@ def _begin_with_records(update: LedgerUpdate, request: BeginWithRecords, commit:
         raise UsageError("gitboot has not accepted a commit yet; repeat the request when it has")
     if request.commit not in (None, commit.revision):
         raise UsageError(f"gitboot accepted {commit.revision} after you made this request; check the servers again")
-    records = dict(_parse_items(request.items, lambda item: (parse_uuid(item["uuid"]), parse_record(item))))
+    records = dict(_parse_items(request.items, lambda item: (parse_uuid(item["uuid"]), _parse_record(item))))
     return initialise_ledger(update, commit, request.how, records)
 
 

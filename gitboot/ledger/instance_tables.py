@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -30,7 +31,7 @@ class Request(NamedTuple):
     at: datetime
     operator: str
     action: str  # the kind of request, such as records, resolve or retry
-    # JSON values, whose keys depend on the action; the text of the request if it is not a JSON object
+    # JSON values, whose keys depend on the action; the text of the request if Python cannot decode it
     facts: Mapping[str, Any] | str
 
 
@@ -365,10 +366,15 @@ def read_requests(store: Store) -> tuple[Request, ...]:
 
 
 def _parse_request_facts(text: str) -> Mapping[str, Any] | str:
-    """Decode a request. A malformed request does not make the ledger unreadable, because the instance rejects it."""
+    """Decode a request. Return the text itself if Python rejects its long integers or its depth.
+
+    The instance rejects such a request, but the ledger stays readable.
+    """
     try:
         return parse_json_object(text)
-    except (ValueError, TypeError, RecursionError):
+    except json.JSONDecodeError:
+        raise
+    except (ValueError, RecursionError):
         return text
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import MAXYEAR, UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from zlib import crc32
@@ -292,6 +292,15 @@ def find_last_seen(record: Record) -> datetime | None:
     return max(times, default=None)
 
 
+def list_event_times(record: Record) -> Iterator[datetime]:
+    """Yield the times in a record to which plans add grace periods."""
+    for attempt in record.attempts:
+        yield from (seen.at for seen in (*attempt.boots, attempt.started, attempt.failed) if seen is not None)
+    yield from (run.at for run in record.runs.values())
+    yield from (serve.seen.at for serve in record.unknown_serves)
+    yield from (at for at in (record.provisioned_at, record.consumed_at) if at is not None)
+
+
 def _last_evidence_time(attempt: InstallAttempt) -> datetime:
     return attempt.failed.at if attempt.failed is not None else attempt.last_seen.at
 
@@ -403,9 +412,9 @@ def parse_record(item: Mapping[str, Any]) -> Record:
         pool=parse_optional(text, "pool"),
         decision=parse_optional(parse_digest, "decisionDigest"),
         evidence=parse_optional(text, "evidence"),
-        provisioned_at=parse_optional(_parse_past_time, "provisionedAt"),
+        provisioned_at=parse_optional(_parse_instant, "provisionedAt"),
         grace_until=parse_optional(_parse_instant, "graceUntil"),
-        consumed_at=parse_optional(_parse_past_time, "consumedAt"),
+        consumed_at=parse_optional(_parse_instant, "consumedAt"),
         consumed_key=parse_optional(text, "consumedKey"),
         runs={name: _parse_run(run) for name, run in item["runs"].items()},
         overwritten_by=parse_optional(text, "overwrittenBy") if "overwrittenBy" in item else None,
@@ -460,20 +469,20 @@ def parse_attempt(item: Mapping[str, Any]) -> InstallAttempt:
         boots=boots,
         started=_parse_step_evidence(started) if started is not None else None,
         started_boot=_parse_number(item.get("startedBoot", len(boots) if started is not None else 0)),
-        failed=Failure(_parse_past_time(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
+        failed=Failure(_parse_instant(failed["at"]), text(failed["client"]), text(failed["log"])) if failed else None,
         disk_boot=_parse_step_evidence(item["diskBoot"]) if item.get("diskBoot") is not None else None,
     )
 
 
 def _parse_step_evidence(item: Mapping[str, Any]) -> StepEvidence:
-    return StepEvidence(_parse_past_time(item["at"]), text(item["path"]), text(item["client"]))
+    return StepEvidence(_parse_instant(item["at"]), text(item["path"]), text(item["client"]))
 
 
 def _parse_run(item: Mapping[str, Any]) -> Run:
     end = item.get("end")
     return Run(
         _parse_number(item["run"]),
-        _parse_past_time(item["at"]),
+        _parse_instant(item["at"]),
         _parse_instant(end) if end is not None else None,
         **parse_run_evidence(item),
     )
@@ -500,14 +509,6 @@ def _parse_instant(value: object) -> datetime:
     if at.tzinfo is None:
         raise ValueError(f"expected a time with a UTC offset, found {quote_value(value)}")
     return at.astimezone(UTC)
-
-
-def _parse_past_time(value: object) -> datetime:
-    """Parse the time of an event. Plans add grace periods to such a time."""
-    at = _parse_instant(value)
-    if at.year == MAXYEAR:
-        raise ValueError(f"expected a time before the year {MAXYEAR}, found {quote_value(value)}")
-    return at
 
 
 # Orders and claims that stop boots
