@@ -656,7 +656,7 @@ def suggest_server(text: str, servers: Mapping[str, Decision]) -> str:
     """
     typed = _normalize_identity(text)
     for name, decision in servers.items():
-        if typed in map(_normalize_identity, (decision.uuid, *decision.macs, decision.serial or "")):
+        if typed and typed in map(_normalize_identity, (decision.uuid, *decision.macs, decision.serial or "")):
             return f"this is the UUID, a MAC address or the serial number of {name}"
     return format_suggestion(text, servers, "`gitboot plan` lists the servers")
 

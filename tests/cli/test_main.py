@@ -425,6 +425,7 @@ USE_SHORTER_NAME = "a name in the path has more than 255 bytes; use a shorter na
             64,
             "this is the UUID, a MAC address or the serial number of web01",
         ),
+        ("plan {fleet} --server ---", 64, "there is no server '---'; `gitboot plan` lists the servers"),
         ("plan {fleet} -l role=", 64, "no server has the labels role=; the fleet has 2 servers"),
         (
             "plan {fleet} --server web01 -l role=db -o json",
