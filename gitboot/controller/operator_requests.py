@@ -318,9 +318,9 @@ def carry_out_requests(
         update.request_outcomes.append((request, outcome))
 
 
-def _list_servers(fields: Mapping[str, Any] | str) -> list[str]:
+def _list_servers(fields: Any) -> list[str]:
     """Return the servers that a request names. A request from another version of gitboot may have any form."""
-    if isinstance(fields, str):
+    if not isinstance(fields, Mapping):
         return []
     servers, items = fields.get("servers"), fields.get("items")
     names = [fields.get("server")]

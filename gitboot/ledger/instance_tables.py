@@ -31,8 +31,7 @@ class Request(NamedTuple):
     at: datetime
     operator: str
     action: str  # the kind of request, such as records, resolve or retry
-    # JSON values, whose keys depend on the action; the text of the request if Python cannot decode it
-    facts: Mapping[str, Any] | str
+    facts: Any  # a JSON object, whose keys depend on the action; its text if Python cannot decode it
 
 
 class Suspension(Struct, frozen=True):
@@ -365,7 +364,7 @@ def read_requests(store: Store) -> tuple[Request, ...]:
         )
 
 
-def _parse_request_facts(text: str) -> Mapping[str, Any] | str:
+def _parse_request_facts(text: str) -> dict[str, Any] | str:
     """Decode a request. Return the text itself if Python rejects its long integers or its depth.
 
     The instance rejects such a request, but the ledger stays readable.
