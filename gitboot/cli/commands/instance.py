@@ -12,7 +12,7 @@ from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 from msgspec import structs
@@ -444,22 +444,30 @@ def allow_installs_command(state: Path) -> None:
             scope_after = find_stop_scope(without_stop, commit, snapshot.facts.orders)
             names = find_released_servers(commit, snapshot, at, scope_before, scope_after)
     except (HeldByAnother, LedgerLeft) as error:  # gitboot still removes the stop of the endpoints on this host
-        for message in list(apply_to_folders(folders, remove_stop_file)):
-            click.echo(f"gitboot: {message}", err=True)
-        click.echo(
-            f"gitboot: the endpoints on this host serve boots again, but the ledger still records the stop: {error}",
-            err=True,
-        )
-        sys.exit(Exit.PARTIAL)
+        _exit_with_stopped_ledger(list(apply_to_folders(folders, remove_stop_file)), error)
     # Remove the stop files first. Otherwise the instance would adopt the stop again.
     messages = list(apply_to_folders(folders, remove_stop_file))
-    echo_wrapped(request_change(state, AllowInstalls()))
+    try:
+        echo_wrapped(request_change(state, AllowInstalls()))
+    except LedgerError as error:
+        if len(messages) == len(folders):
+            raise
+        _exit_with_stopped_ledger(messages, error)
     if names:
         click.echo(f"{format_count(len(names), 'server')} may boot from the network now: {format_names(names)}")
     for message in messages:
         click.echo(f"gitboot: {message}; the stop is still in effect for this folder and for the instance", err=True)
     if messages:
         sys.exit(Exit.PARTIAL)
+
+
+def _exit_with_stopped_ledger(messages: list[str], error: OperatorError) -> NoReturn:
+    """Report that only endpoints serve boots again, after the failures to remove stop files in ``messages``."""
+    for message in messages:
+        click.echo(f"gitboot: {message}", err=True)
+    text = "the endpoints on this host serve boots again, but gitboot could not remove the stop from the ledger"
+    click.echo(f"gitboot: {text}: {error}", err=True)
+    sys.exit(Exit.PARTIAL)
 
 
 @click.command(

@@ -492,6 +492,17 @@ def test_e16_a_stop_written_only_for_endpoints_reaches_the_ledger_later(rack: Ra
         eventually(lambda: planned_phase(instance, left) == "Network")
 
 
+def test_a_stop_that_ends_only_for_endpoints_is_reported(rack: Rack, left: Blade) -> None:
+    with served(rack.output, *map(str, rack.spool_options)) as (url, _):
+        rack.run_command("stop-installs", *REASON)
+        with closing(sqlite3.connect(rack.state / "ledger.sqlite", isolation_level=None)) as ledger:
+            ledger.execute("BEGIN IMMEDIATE")
+            told = rack.run_command("allow-installs")
+        assert told.code == Exit.PARTIAL, told
+        assert "serve boots again, but gitboot could not remove the stop from the ledger: " in told.err
+        assert "(Stopped)" not in get(url + left.entry).text
+
+
 def test_e16_an_unwritable_directory_is_named_and_other_endpoints_still_stop(rack: Rack, left: Blade) -> None:
     """If OUTPUT is read-only, the stop reaches endpoints through the fetch log, and stays until it can be ended."""
     word = rack.output / "ops" / STOP_FILE
