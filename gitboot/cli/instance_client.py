@@ -98,6 +98,11 @@ class _ReportedStatus(Struct, frozen=True):
     ledger: str | None = None  # None: an endpoint without a ledger wrote the status
     conditions: tuple[_ReportedCondition, ...] = ()
 
+    def __post_init__(self) -> None:
+        for at in filter(None, (self.at, self.clock)):
+            if not 1970 <= at.year < 9999:  # other times cannot be formatted in UTC
+                raise ValueError(f"the year {at.year} is not possible")
+
 
 class InstanceReader(Protocol):
     """A source from which gitboot reads an instance's status and records."""

@@ -387,8 +387,8 @@ class PercentListType(click.ParamType[tuple[int, ...]]):
         if isinstance(value, tuple):
             return value
         parts = [part.strip().removesuffix("%").rstrip() for part in value.split(",")]
-        steps = tuple(int(part) for part in parts if part.isdecimal() and int(part) <= 100)
-        if len(steps) != len(parts) or list(steps) != sorted(set(steps)):
+        steps = tuple(int(part) for part in parts if part.isdecimal() and len(part) <= 3)
+        if len(steps) != len(parts) or list(steps) != sorted(set(steps)) or steps[-1] > 100:
             self.fail(f"{value!r}: expected percentages in ascending order, for example 1,10,50,100", param, context)
         return steps
 
