@@ -35,6 +35,7 @@ _HINTS: Final = {
     errno.ELOOP: "the path is a symlink, which gitboot does not follow here; move it away",
     errno.EISDIR: "the path is a folder, but gitboot needs a file here; move it away",
 }
+_NO_GROUP: Final = 2**32 - 1  # chown(2) does not change the group if it gets this ID
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -529,7 +530,7 @@ def find_group_id(name: str) -> int:
 
     Raises `UsageError` if the group does not exist, or if this process may not assign files to the group.
     """
-    if name.isdecimal():
+    if name.isdecimal() and len(name) <= len(str(_NO_GROUP)) and int(name) < _NO_GROUP:
         group_id = int(name)
     else:
         try:

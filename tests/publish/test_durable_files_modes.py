@@ -164,9 +164,10 @@ def test_a_group_is_named_or_numbered() -> None:
     assert find_group_id(str(own)) == find_group_id(grp.getgrgid(own).gr_name) == own
 
 
-def test_an_unknown_group_is_an_error() -> None:
-    with pytest.raises(UsageError, match="no group no-such-group; run `getent group`"):
-        find_group_id("no-such-group")
+@pytest.mark.parametrize("name", ["no-such-group", str(2**32 - 1), str(2**32), "1" * 5000])
+def test_an_unknown_group_is_an_error(name: str) -> None:
+    with pytest.raises(UsageError, match=f"no group {name}; run `getent group`"):
+        find_group_id(name)
 
 
 @needs_root

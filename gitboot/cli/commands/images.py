@@ -400,7 +400,7 @@ class PercentType(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> int:
         text = str(value).removesuffix("%").strip()
-        if not text.isdecimal() or not 0 < int(text) <= 100:
+        if not text.isdecimal() or len(text) > 3 or not 0 < int(text) <= 100:
             self.fail(f"{value!r}: expected a percentage from 1% to 100%", param, context)
         return int(text)
 

@@ -297,6 +297,7 @@ def test_a_damaged_status_proves_nothing(site: Site, tmp_path: Path, content: by
         (("rollout", "advance", "stable", "--steps", "1,200"), "in ascending order"),
         (("rollout", "advance", "stable", "--steps", "1" * 5000), "in ascending order"),
         (("rollout", "advance", "stable", *STEPS, "--after", "0%"), "from 1% to 100%"),
+        (("rollout", "advance", "stable", *STEPS, "--after", "1" * 5000), "from 1% to 100%"),
         (("rollout", "advance", "stable", *STEPS, "--branch", "a..b"), "is not a valid branch name"),
         (("rollout", "advance", "stable", *STEPS, "--branch", "HEAD"), "is not a valid branch name"),
         (("rollout", "advance", "stable", *STEPS, "--branch=-x"), "is not a valid branch name"),
