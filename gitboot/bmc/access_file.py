@@ -298,7 +298,7 @@ def _parse_settings(text: str, file: Path) -> dict[str, Any]:
     """Parse an access file, and return the fields of `Trust`. Raises `UsageError`."""
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # Python limits the digits of an integer
         raise UsageError(f"{file} cannot be read: {error}") from None
     for key in sorted(content.keys() - _PARSERS.keys()):
         raise UsageError(f"{file}: unknown key {key!r}; {format_suggestion(key, _PARSERS, f'valid keys are {_KEYS}')}")
@@ -353,6 +353,8 @@ def _parse_authorities(value: object) -> tuple[tuple[Place, str], ...]:
         raise ValueError("expected a table of networks or hosts, each with the path to its certificate authority file")
     authorities: list[tuple[Place, str]] = []
     for text, file in value.items():
+        if "\0" in file:
+            raise ValueError("the path to a file contains a NUL character")
         try:
             authorities.append((ip_network(text.strip("[]")), file))
         except ValueError:

@@ -413,6 +413,9 @@ def test_each_site_can_have_its_own_certificate_authority(tmp_path: Path) -> Non
         ('hosts = ["*"]', "is not a host name"),
         ('hosts = ["a*.test"]', "is not a host name"),
         ("hosts = [", "cannot be read"),
+        (f"http = {'9' * 5000}", "cannot be read"),
+        (f"hosts = {'[' * 5000}{']' * 5000}", "cannot be read"),
+        (r'authorities = {"10.0.0.1" = "\u0000"}', "authorities: the path to a file contains a NUL character"),
         (
             'authorities = "ams.crt"',
             "expected a table of networks or hosts, each with the path to its certificate authority file",
