@@ -155,7 +155,7 @@ def read_receivers(file: Path) -> tuple[Receiver, ...]:
     """
     try:
         content = tomllib.loads(read_private(file).decode())
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+    except (ValueError, RecursionError):
         raise UsageError(f"{file} is not valid TOML") from None  # the parser's message may contain a secret
     named = content.pop("receivers", {})
     if content or not isinstance(named, dict) or not all(isinstance(each, dict) for each in named.values()):
@@ -226,7 +226,7 @@ class _ReceiverTable(Struct, frozen=True):
 
     def _read_file(self, key: str) -> bytes:
         name = self.values[key]
-        if not isinstance(name, str):
+        if not isinstance(name, str) or "\0" in name:
             raise self._make_error(f"{key}: expected a file name")
         return read_private(self.file.parent / name)
 

@@ -357,8 +357,11 @@ def test_the_receivers_file_names_receivers_and_their_events(tmp_path: Path) -> 
         (f'webhook = "{URL}"\nsites = "fra1"', "sites: expected a list"),
         (f'webhook = "{URL}"\nfold-minutes = true', "fold-minutes: expected a number"),
         ('webhook-file = "nowhere"', "nowhere cannot be read"),
+        (r'webhook-file = "\u0000"', "webhook-file: expected a file name"),
         ('apprise = "slack://very-secret"\nsecret-file = "hook.secret"', "`secret-file` is only for webhooks"),
         ('webhook = "very-secret', "is not valid TOML"),
+        (f"fold-minutes = {'9' * 5000}", "is not valid TOML"),
+        (f"sites = {'[' * 5000}{']' * 5000}", "is not valid TOML"),
     ],
 )
 def test_an_error_in_the_receivers_file_is_shown_without_a_secret(tmp_path: Path, said: str, error: str) -> None:
