@@ -276,8 +276,8 @@ def parse_request(request: Request) -> AnyRequest:
     if request_type is None:
         raise UsageError(f"this version of gitboot does not support the request {request.action!r}")
     try:
-        stored = json.dumps(request.facts, ensure_ascii=False).encode()
-        content = convert(request.facts, request_type)
+        json.dumps(request.facts, ensure_ascii=False).encode()
+        return convert(request.facts, request_type)
     except UnicodeEncodeError:  # the ledger cannot store such a character as text
         raise UsageError("the request contains half of a surrogate pair; remove this character") from None
     except (ValidationError, OverflowError, RecursionError) as error:
@@ -285,9 +285,6 @@ def parse_request(request: Request) -> AnyRequest:
             f"this version of gitboot cannot read the request {request.action!r} ({error}): use the same version of "
             "gitboot as the instance"
         ) from None
-    if rb"\u0000" in stored:  # a PostgreSQL ledger cannot store this character as text
-        raise UsageError("the request contains a NUL character; remove this character")
-    return content
 
 
 # Carry out requests

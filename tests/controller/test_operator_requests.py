@@ -316,7 +316,6 @@ def test_a_retry_contacts_the_named_bmcs_at_once(site: Site) -> None:
         ("suspend", {"reason": "", "until": "2099-01-01T00:00:00"}),
         ("suspend", {"reason": "", "until": "9999-12-31T23:59:59-01:00"}),
         ("records", {"items": [{"uuid": WEB01, "server": ["web01"], **make_record_fields(Record())}]}),
-        ("records", {"items": [{"uuid": WEB01, "server": "web\0", **make_record_fields(Record())}]}),
         (
             "records",
             {"items": [{"uuid": WEB01, "server": "web01", **make_record_fields(Record()), "provisionedAt": LAST}]},
