@@ -496,6 +496,27 @@ def test_only_a_higher_number_installs_a_new_motherboard_that_exported_records_l
             assert summarize_plan(bench.plan()) == expected
 
 
+@pytest.mark.parametrize("is_declared_before", [False, True])
+def test_a_board_that_was_declared_while_the_ledger_was_unverified_stays_unknown_after_records_begin(
+    tmp_path: Path, is_declared_before: bool
+) -> None:
+    plain = server("web01", "role: web", "provision: 2").replace(make_uuid("web01"), make_uuid("board"), 1)
+    declared = server("web01", "role: web", f"provision: 2, replaces: {make_uuid('web01')}")
+    declared = declared.replace(f"uuid: {make_uuid('web01')}", f"uuid: {make_uuid('board')}", 1)
+    with Bench(tmp_path) as bench:
+        boot_once(bench, bench.decide(*fleet_of()).plan())
+        bench.wait(minutes=5).plan()
+        assert summarize_plan(bench.decide(SEED[0], plain, *fleet_of()[2:]).plan()) == UNKNOWN
+    with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
+        bench.decide(SEED[0], plain, *fleet_of()[2:]).plan()
+        if is_declared_before:
+            bench.decide(SEED[0], declared, *fleet_of()[2:]).plan()
+        bench.request("begin", how="as-recorded")
+        assert summarize_plan(bench.plan()) == UNKNOWN
+        if not is_declared_before:
+            assert summarize_plan(bench.decide(SEED[0], declared, *fleet_of()[2:]).plan()) == TO_INSTALL
+
+
 def test_a_new_motherboard_of_unknown_state_stays_unknown_if_its_server_is_removed_and_added_again(
     tmp_path: Path,
 ) -> None:
