@@ -223,15 +223,16 @@ def _apply_commit(update: LedgerUpdate, batch: Batch, commit: Commit) -> None:
     adapts the records to the changed servers.
     """
     if update.recorded_commit != commit.revision:
-        # `records begin` does not show what a commit declared that gitboot accepted before.
+        # `records begin` does not show what an earlier commit introduced, so gitboot must not act on this then.
         is_newly_accepted = update.before.facts.accepted != commit.revision
+        steps = batch.acceptance.steps
         commit_effects.update_records_for_commit(
             update,
             commit,
             batch.changed_servers,
             batch.installing,
-            batch.acceptance.steps.introduced,
-            declared_boards=batch.acceptance.steps.declared_boards if is_newly_accepted else (),
+            steps.introduced if is_newly_accepted else {},
+            declared_boards=steps.declared_boards if is_newly_accepted else (),
             removed=batch.removed_machines,
         )
     for uuid, pinned in batch.pins:

@@ -496,6 +496,28 @@ def test_only_a_higher_number_installs_a_new_motherboard_that_exported_records_l
             assert summarize_plan(bench.plan()) == expected
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_server_that_was_added_while_the_ledger_was_unverified_stays_unknown_after_records_begin(
+    tmp_path: Path, restarts: bool
+) -> None:
+    added = (*fleet_of(), server("web09", "role: web", "provision: 1"))
+    with Bench(tmp_path) as bench:
+        bench.decide(*fleet_of()).plan()
+    with Bench(tmp_path, initial=None, doubt="RestoredLedger") as bench:
+        bench.decide(*fleet_of()).plan()
+        bench.decide(*added).plan()
+        if not restarts:
+            bench.request("begin", how="as-recorded")
+            bench.plan()
+        assert summarize_plan(bench.servers["web09"].plan) == UNKNOWN
+    if restarts:
+        with Bench(tmp_path, initial=None) as bench:
+            bench.decide(*added).plan()
+            bench.request("begin", how="as-recorded")
+            bench.plan()
+            assert summarize_plan(bench.servers["web09"].plan) == UNKNOWN
+
+
 @pytest.mark.parametrize("is_declared_before", [False, True])
 def test_a_board_that_was_declared_while_the_ledger_was_unverified_stays_unknown_after_records_begin(
     tmp_path: Path, is_declared_before: bool
