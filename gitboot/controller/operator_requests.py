@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Struct, ValidationError, structs
 
 from gitboot.bmc.identity import (
     DocumentIdentity,
+    PinnedIdentity,
     ReportedIdentity,
     SameMachine,
     accept_identity,
@@ -629,15 +630,27 @@ def _accept_identity(update: LedgerUpdate, request: AcceptIdentity) -> str:
     if pinned is None or [pinned.latest_identity.uuid, pinned.latest_identity.serial] != request.shown:
         seen = pinned.latest_identity if pinned is not None else "no machine"
         raise UsageError(f"{request.server}'s BMC now shows {seen}; check the machine, then repeat the request")
-    # An accepted identity counts as the server's even if its document changes later.
-    if (machine := update.before.machines.get(request.uuid)) is not None:
-        document = DocumentIdentity.from_document(machine.uuid, machine.serial, machine.bmc)
-        if isinstance(compare_identity(document, pinned.latest_identity, pinned=pinned), SameMachine):
-            return f"{request.server}: its BMC shows this server already, so there is no identity to accept"
+    if not _needs_acceptance(update, request.uuid, pinned):
+        return f"{request.server}: its BMC shows this server already, so there is no identity to accept"
     update.set_pin(request.uuid, accept_identity(pinned, at=update.at))
     update.due_now.add(request.uuid)
     shown = pinned.latest_identity
     return f"{request.server}: accepted the machine that its BMC shows, {shown} ({request.reason})"
+
+
+def _needs_acceptance(update: LedgerUpdate, uuid: SystemUuid, pinned: PinnedIdentity) -> bool:
+    """Return whether the BMC may belong to another machine than the document, or than a recorded override.
+
+    An accepted identity counts as the server's even if its document changes later.
+    """
+    seen, overrides = pinned.latest_identity, update.overrides.list_records(uuid)
+    if any(each.may_be_left_on_bmc and are_different_systems(each.shown, seen) for each in overrides):
+        return True
+    machine = update.before.machines.get(uuid)
+    if machine is None:
+        return True
+    document = DocumentIdentity.from_document(uuid, machine.serial, machine.bmc)
+    return not isinstance(compare_identity(document, seen, pinned=pinned), SameMachine)
 
 
 def _accept_certificate(update: LedgerUpdate, request: AcceptCertificate) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from gitboot.bmc.identity import ReportedIdentity
 from gitboot.bmc.override_state import OverrideState
 from gitboot.errors import LedgerError
-from gitboot.ledger import instance_tables
+from gitboot.ledger import instance_tables, server_tables
 from gitboot.model.scalars import SystemUuid
 from gitboot.resolve.provisioning_record import Record, get_provisioning_fields, make_record_fields
 from gitboot.resolve.server_plan import Cause, Phase
@@ -235,6 +237,25 @@ def test_the_identity_of_the_machine_in_the_document_needs_no_acceptance(site: S
     number = site.bench.request("accept", uuid=WEB01, server="web01", shown=shown, reason="INC-1")
     assert outcome(site, number) == "web01: its BMC shows this server already, so there is no identity to accept"
     assert site.bench.snapshot.pins == before
+
+
+def test_the_identity_of_the_document_can_be_accepted_if_an_override_was_set_on_another_machine(site: Site) -> None:
+    begin(site)
+    (record,) = site.bench.snapshot.list_overrides(WEB01)
+    elsewhere = ReportedIdentity(uuid=SystemUuid(make_uuid("another")), serial="CZ29200XYZ")
+    with site.bench.ledger.writing() as tx:
+        server_tables.write_overrides(tx, [(WEB01, structs.replace(record, shown=elsewhere))])
+    site.restart()
+    site.bench.reconcile()
+    condition = site.bench.condition("Bmc/web01")
+    assert condition is not None and condition[1] == "AnotherMachine"
+    identity = site.bench.snapshot.pins[WEB01].latest_identity
+    number = site.bench.request(
+        "accept", uuid=WEB01, server="web01", shown=[identity.uuid, identity.serial], reason="INC-1"
+    )
+    assert outcome(site, number).startswith("web01: accepted the machine that its BMC shows")
+    site.bench.reconcile()
+    assert site.bench.condition("Bmc/web01") is None
 
 
 def test_the_operator_can_resolve_an_override_on_a_machine_that_is_gone(site: Site) -> None:

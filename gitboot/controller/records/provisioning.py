@@ -170,7 +170,8 @@ def record_intent(update: LedgerUpdate, offer: Offer, observation: Observation, 
 def drop_intents_of_served_boot(update: LedgerUpdate, offer: Offer) -> None:
     """Drop the intents to serve a boot, because the boot was certainly served.
 
-    If an operator stated the record after the offer, the record contains no other trace of the boot.
+    Keep the intents if an operator stated the record after the offer, because the record contains no other trace of the
+    boot then.
     """
     record = update.record(offer.uuid)
     if record is not None and not is_outdated(offer, record):

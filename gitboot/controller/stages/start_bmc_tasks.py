@@ -1,4 +1,4 @@
-"""Start BMC tasks: start the BMC tasks that are due."""
+"""Start BMC tasks: choose and start the tasks that are due, and wait for the tasks of a single run."""
 
 from __future__ import annotations
 
