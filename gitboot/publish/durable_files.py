@@ -243,7 +243,7 @@ class OpenFolders:
 def _convert_os_errors(
     method: Callable[Concatenate[DurableDirectory, str, _P], _R],
 ) -> Callable[Concatenate[DurableDirectory, str, _P], _R]:
-    """Wrap a method so that each OSError is converted to a `PublishError` that contains the path."""
+    """Wrap a method so that each OSError, and the ValueError for a NUL character, becomes a `PublishError`."""
 
     @wraps(method)
     def wrapper(disk: DurableDirectory, path: str, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
@@ -251,6 +251,8 @@ def _convert_os_errors(
             return method(disk, path, *args, **kwargs)
         except OSError as error:
             raise to_publish_error(disk.root / path, error) from error
+        except ValueError as error:
+            raise PublishError(f"{disk.root}: {path!r} is not a valid path ({error})") from error
 
     return wrapper
 
@@ -347,7 +349,7 @@ class DurableDirectory:
         """
         try:
             found = os.lstat(path, dir_fd=self.folders.root)
-        except OSError:
+        except (OSError, ValueError):  # ValueError: the path contains a NUL character
             return None
         return found.st_size if is_file(found) else None
 

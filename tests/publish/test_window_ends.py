@@ -614,3 +614,13 @@ def test_a_malformed_state_keeps_no_window_of_another_server_open(here: Site, sp
     (state.parent / "spoilt.json").write_text(malformed)
     assert end_windows_now(here, OVER) == ("web01",)
     assert "boots its local disk" in read_boot(here)
+
+
+def test_an_impossible_path_in_a_state_keeps_no_window_of_another_server_open(here: Site) -> None:
+    file = here.root / "ops/servers/web01.json"
+    state = json.loads(file.read_bytes())
+    state["paths"] = {f"{path}\0": versions for path, versions in state["paths"].items()}
+    (file.parent / "spoilt.json").write_text(json.dumps(state, separators=(",", ":")))
+    with pytest.raises(WindowEndError, match="is not a valid path") as error:
+        end_windows_now(here, OVER)
+    assert (error.value.servers, "boots its local disk" in read_boot(here)) == (("web01",), True)

@@ -263,6 +263,8 @@ class FollowedTree:
                 target_file = TargetFile(file.read(), int(os.fstat(file.fileno()).st_mtime))
         except OSError as error:
             raise RaceError(f"{path}: {error.strerror}") from error
+        except ValueError as error:
+            raise RaceError(f"{path!r} is not a valid path ({error})") from error
         if compute_digest(target_file.content) != digest:
             raise RaceError(f"{path} differs from the version in the manifest")
         return target_file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import subprocess
 import sys
 import threading
@@ -360,6 +361,14 @@ def test_files_of_an_ended_window_that_change_during_a_read_are_read_again(tmp_p
     glance = tree.read_summary()
     assert glance is not None
     assert tree.read_file(script, tree.read_server_files(server, glance.states[server]).files[script]).content
+
+
+def test_a_manifest_with_an_impossible_path_is_read_again(tmp_path: Path) -> None:
+    publish(tmp_path, fleet(1))
+    manifest = tmp_path / MANIFEST
+    manifest.write_text(re.sub(r'"nodes":\{"..', r'"nodes":{"\\u0000', manifest.read_text()))
+    with pytest.raises(RaceError, match="is not a valid path"):
+        FollowedTree(tmp_path).read_summary()
 
 
 def test_a_list_with_a_folder_in_the_place_of_a_file_is_read_again(tmp_path: Path) -> None:
