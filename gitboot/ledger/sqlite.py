@@ -217,6 +217,8 @@ def convert_sqlite_error(name: str, error: Exception) -> LedgerError:
             f"{name}: the ledger cannot be opened ({error}); give the user that runs gitboot write access to the file "
             "and to its folder"
         )
+    if getattr(error, "sqlite_errorcode", 0) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE):
+        return LedgerError(f"{name}: the ledger cannot be read (the disk is full); free some space")
     lacks_table = "no such table" in str(error) or "no such column" in str(error)
     # The file is missing or locked, for example, or `reopen` closed the connection and could not open the file again.
     is_intact = isinstance(error, sqlite3.OperationalError | sqlite3.ProgrammingError) and not lacks_table

@@ -1076,3 +1076,14 @@ def test_a_write_after_an_opening_on_a_full_disk_names_the_cause_and_succeeds_wh
             (state / "filler").unlink()
             write_rows(ledger, instance_tables.write_facts, accepted="decade")
             assert instance_tables.read_facts(ledger).accepted == "decade"
+
+
+def test_a_full_disk_is_named_as_the_cause_if_a_killed_instance_left_a_log(tmp_path: Path) -> None:
+    with small_disk(tmp_path, size="2m", name="state") as state:
+        path = state / "ledger.sqlite"
+        killed_writer(path)
+        Path(f"{path}-shm").unlink()
+        fill(state / "filler")
+        for open_store in (open_ledger, open_for_reading):
+            with pytest.raises(LedgerError, match=r"cannot be read \(the disk is full\); free some space"):
+                open_store(path)
