@@ -125,8 +125,10 @@ class CredentialDirectory:
         own_files = ("username", "password", FILE, AUTHORITY, _SHARE_USERNAME, _SHARE_PASSWORD)
         files = (*(folder / file for file in own_files), root / FILE, root / AUTHORITY)
         versions = {file: _read_file_version(file) for file in files}
-        cached = self._cached.get(name)
-        if cached is not None and cached.versions == versions and time.monotonic() - cached.read_s < _CACHE_S:
+        cached, result = self._cached.get(name), self._command_results.get(name)
+        must_run_command = may_run_command and result is not None and time.monotonic() >= result.valid_until_s
+        is_fresh = cached is not None and time.monotonic() - cached.read_s < _CACHE_S
+        if cached is not None and is_fresh and cached.versions == versions and not must_run_command:
             return cached.credentials
         trust = read_trust(root, name)
         if trust.password_command and versions[folder / "password"] is None:
@@ -173,7 +175,7 @@ def _run_password_command(command: tuple[str, ...]) -> _CommandResult:
     error = ""  # why there is no password
     try:
         status, output = run_for_output(command, patience_s=_COMMAND_TIMEOUT_S, max_bytes=_MAX_OUTPUT_BYTES)
-        lines = output.decode().removesuffix("\n").split("\n")
+        lines = output.decode().removesuffix("\n").removesuffix("\r").split("\n")
     except (OSError, UnicodeDecodeError) as problem:
         error = "the command's output is not text" if isinstance(problem, UnicodeDecodeError) else str(problem)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -124,6 +125,23 @@ def test_a_command_runs_again_after_a_while_and_soon_after_a_rejected_password(
     monkeypatch.setattr(credentials, "_PASSWORD_CACHE_S", 0)
     directory.report_failure("rack")
     assert [directory.read("rack").credentials.password for _ in range(2)] == ["3", "4"]
+
+
+def test_a_line_of_a_command_may_end_with_a_carriage_return(folder: Path) -> None:
+    write_password_command(folder, r"printf 'secret\r\n'")
+    assert CredentialDirectory(folder).read("rack").credentials.password == "secret"
+
+
+def test_a_task_uses_a_new_password_of_the_command_although_it_compares_the_credentials_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_password_command(folder, f"wc -l < {folder}/runs | tr -d ' '")
+    directory = CredentialDirectory(folder)
+    assert directory.read("rack").credentials.password == "1"
+    now_s = time.monotonic() + 2 * credentials._PASSWORD_CACHE_S
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    directory.fingerprint("rack")
+    assert directory.read("rack").credentials.password == "2"
 
 
 def test_a_rejected_password_is_read_again_so_that_rotation_needs_no_restart(
