@@ -303,12 +303,14 @@ def carry_out_requests(
     approve only this commit.
     """
     for request in requests:
+        event_type = "Requested"
         try:
             content = parse_request(request)
             outcome = _carry_out_request(update, content, request.operator, commit, held)
+            if isinstance(content, BeginWithRecords):
+                event_type = "RecordsBegun"
         except (UsageError, StaleDigest) as error:
             outcome = f"{REFUSED}{error}"
-        event_type = "RecordsBegun" if request.action == BeginWithRecords.kind else "Requested"
         names = _list_servers(request.facts)
         servers: dict[str, Any] = {"servers": names} if names else {}
         message = f"{request.operator}: {outcome}"
@@ -574,7 +576,8 @@ def _resolve_override(update: LedgerUpdate, request: ResolveOverride) -> str:
     # An override with a higher provision number can also stand for the installation that the plan needs.
     is_used = key is not None and record is not None and satisfies_key(record.consumed_key, key)
     used_key = record.consumed_key if record is not None and is_used else None
-    if not request.consumed and record is not None and used_key is not None:
+    clears_record = not request.consumed and record is not None and used_key is not None
+    if clears_record and record is not None:
         set_records(update, [(uuid, server, replace(record, consumed_at=None, consumed_key=None))])
     override_state = OverrideState.LOST if request.consumed else OverrideState.CLEARED
     override_count = _set_override_states(
@@ -582,9 +585,9 @@ def _resolve_override(update: LedgerUpdate, request: ResolveOverride) -> str:
     )
     power_state = PowerRecordState.REQUESTED if request.consumed else PowerRecordState.REFUSED
     reset_count = set_power_states(update, uuid, power_state, lambda reset: reset.state is PowerRecordState.RECORDED)
-    if not override_count and not reset_count:
+    if not override_count and not reset_count and not clears_record:
         return f"{server}: no override or power request is unresolved"
-    outcome = _describe_resolution(has_overrides=override_count > 0, is_consumed=request.consumed)
+    outcome = _describe_resolution(has_overrides=clears_record or override_count > 0, is_consumed=request.consumed)
     return f"{server}: {outcome} ({request.reason})"
 
 

@@ -407,6 +407,25 @@ def test_the_outcome_names_the_item_that_cannot_be_read_and_its_server(
     assert site.bench.record == before
 
 
+def test_a_record_of_an_override_that_the_ledger_lacks_can_be_resolved(site: Site) -> None:
+    begin(site)
+    fields = make_record_fields(Record()) | {"consumedAt": "2026-11-01T00:00:00+00:00", "consumedKey": "provision/1"}
+    site.bench.request("records", items=[{"uuid": WEB01, "server": "web01", **fields}])
+    site.bench.reconcile()
+    number = site.bench.request(
+        "resolve", uuid=WEB01, server="web01", key="provision/1", consumed=False, bmc=None, reason="x"
+    )
+    assert "unresolved" not in outcome(site, number)
+    assert site.bench.record is not None and site.bench.record.consumed_key is None
+
+
+def test_a_rejected_request_to_begin_is_no_beginning_of_records(site: Site) -> None:
+    site.decide(bmc=False)
+    number = site.bench.request("begin", how="somehow")
+    assert outcome(site, number).startswith("refused: ")
+    assert {event.type for event in site.bench.events if "refused" in event.message} == {"Requested"}
+
+
 def test_the_outcome_of_a_request_with_half_of_a_surrogate_pair_tells_what_to_remove(site: Site) -> None:
     begin(site)
     number = site.bench.request("clock", reason="d\udce9faut")
