@@ -15,6 +15,7 @@ try:
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
     from securesystemslib.signer import CryptoSigner
     from tuf.api.metadata import Delegations, Metadata, Root, SuccinctRoles, Targets
+    from tuf.api.serialization import DeserializationError
 except ImportError:
     raise UsageError(INSTALL) from None
 
@@ -55,8 +56,14 @@ def replace_list_keys(folder: Path, root_key: Path | None, new_root_key: Path | 
     signer = _read_key(root_key or folder / ROOT_KEY)
     roots = read_versions(folder, ROOTS)
     delegations = read_versions(folder, TARGETS)
-    root = Metadata[Root].from_bytes(roots[max(roots)])
-    targets = Metadata[Targets].from_bytes(delegations[max(delegations)])
+    try:
+        root = Metadata[Root].from_bytes(roots[max(roots)])
+        targets = Metadata[Targets].from_bytes(delegations[max(delegations)])
+    except (ValueError, DeserializationError) as error:
+        raise UsageError(
+            f"{folder} lacks metadata of the signed list, or its metadata is damaged ({error}): restore the folder "
+            "from a backup"
+        ) from None
     if signer.public_key.keyid not in root.signed.roles["root"].keyids:
         raise UsageError(f"{root_key or folder / ROOT_KEY} is not a root key that {max(roots)}.root.json lists")
     signers = [signer]

@@ -23,7 +23,7 @@ from securesystemslib.signer import CryptoSigner
 from tuf.api.exceptions import UnsignedMetadataError
 from tuf.api.metadata import Metadata, Root
 
-from gitboot.errors import PublishError
+from gitboot.errors import PublishError, UsageError
 from gitboot.jsonio import encode_canonical
 from gitboot.publish import signed_list
 from gitboot.publish.durable_files import staging_path
@@ -450,6 +450,18 @@ def test_readers_that_trust_the_earlier_root_key_trust_a_new_one(
     assert read("servers/web01.json") is not None
     newest = json.loads((tmp_path / "cache/root.json").read_bytes())
     assert newest["signed"]["version"] == 2 and len(newest["signatures"]) == 2
+
+
+@pytest.mark.parametrize("name", ["1.root.json", "1.targets.json"])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[" * 100_000])
+def test_keys_in_a_folder_with_damaged_metadata_are_not_replaced(keys: Path, name: str, content: bytes | None) -> None:
+    (keys / name).unlink()
+    if content is not None:
+        (keys / name).write_bytes(content)
+    before = (keys / "publication.key").read_bytes()
+    with pytest.raises(UsageError, match="restore the folder from a backup"):
+        replace_list_keys(keys, None, None, NOW)
+    assert (keys / "publication.key").read_bytes() == before
 
 
 def test_a_new_root_with_the_same_publication_key_is_published_at_once(
