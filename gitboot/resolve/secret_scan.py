@@ -145,7 +145,8 @@ def _find_kickstart_passwords(text: str) -> Iterator[SecretSpan]:
             is_plain = options and not any(option.startswith(("--iscrypted", "--lock")) for option in options)
             is_plain = is_plain and not _is_harmless(options[-1])
         else:
-            is_plain = "--password=" in found[0] and "--iscrypted" not in options
+            passwords = [option.partition("=")[2] for option in options if option.startswith("--password=")]
+            is_plain = "--iscrypted" not in options and not all(map(_is_harmless, passwords))
         if is_plain:
             yield SecretSpan(found.start(), found.start(), found.end())
 

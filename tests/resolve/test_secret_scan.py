@@ -171,6 +171,7 @@ def test_text_that_looks_like_a_secret_is_reported(
         ("an empty password", "CloudInit", "#cloud-config\npassword:\n", ""),
         ("options in another order", "Kickstart", "rootpw --allow-ssh --iscrypted $6$a$b\n", ""),
         ("those of a user", "Kickstart", "user --name=a --iscrypted --password=$6$a$b\n", ""),
+        ("a locked user", "Kickstart", "user --name=a --password=!\n", ""),
         ("a command alone in its line", "Kickstart", "%pre\nrootpw \ntext\n%end\n", ""),
         *((f"{value} for a password", "CloudInit", f"#cloud-config\npassword: {value}\n", "") for value in HARMLESS),
         ("a hash below a list", "CloudInit", "#cloud-config\nchpasswd:\n  list: |\n    root:$y$j9T$a$b\n", ""),
