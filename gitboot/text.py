@@ -34,7 +34,9 @@ _DURATION: Final = re.compile(
     re.ASCII,
 )
 _TAG_PREFIX: Final = re.compile("[vV](?=[0-9])")  # as in v1.10.0
-_VERSION_PART: Final = re.compile(r"[0-9]+|~|[^0-9.~]+")
+# OpenShift and OKD name their prereleases 4.9.0-0.nightly-…, 4.9.0-ec.1 and 4.9.0-fc.0.
+_OPENSHIFT_CANDIDATE: Final = r"[-.](?:ec|fc)(?=\.[0-9])"
+_VERSION_PART: Final = re.compile(rf"[0-9]+|(?P<early>~|-0(?=\.)|{_OPENSHIFT_CANDIDATE})|[^0-9.~]+")
 _PRERELEASE: Final = frozenset(
     ("alpha", "beta", "rc", "dev", "pre", "preview", "nightly", "snapshot", "test", "canary", "milestone", "unstable")
 )
@@ -186,19 +188,18 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
     """Return a sort key for versions.
 
     The key compares the numbers between dots (3602.2.3 < 3815.0), and sorts other text before numbers. Prereleases such
-    as 1.2-rc1 and 1.2-0.nightly sort before the release, and so do versions with a tilde such as 1.2~bpo1
-    (deb-version(7)). The key ignores the v of a tag such as v1.2. It compares numbers of equal length as text, because
-    `int` rejects very long numbers.
+    as 1.2-rc1 sort before the release, and so do versions with a tilde such as 1.2~bpo1 (deb-version(7)). The key
+    ignores the v of a tag such as v1.2. It compares numbers of equal length as text, because `int` rejects very long
+    numbers.
     """
     key = []
     start = 1 if _TAG_PREFIX.match(version) else 0
-    parts = _VERSION_PART.findall(version.lower(), start)
-    last_word = max((index for index, part in enumerate(parts) if is_prerelease(part)), default=0)
-    for index, part in enumerate(parts):
+    for match in _VERSION_PART.finditer(version.lower(), start):
+        part = match[0]
         if part[0] in "0123456789":
             digits = part.lstrip("0")
             key.append((1, len(digits), digits))
-        elif part == "~" or is_prerelease(part) or (part == "-" and index < last_word):
+        elif match["early"] or is_prerelease(part):
             key.append((-1, 0, part))
         else:
             key.append((0, 0, part))
@@ -206,5 +207,7 @@ def version_key(version: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def is_prerelease(version: str) -> bool:
-    """Return whether a version names a prerelease, such as 1.12.0-beta.0 or 3.25.0_rc1."""
+    """Return whether a version names a prerelease, such as 1.12.0-beta.0, 3.25.0_rc1 or 4.9.0-ec.1."""
+    if re.search(_OPENSHIFT_CANDIDATE, version, re.IGNORECASE):
+        return True
     return not _PRERELEASE.isdisjoint(re.findall("[a-z]+", version.lower()))

@@ -297,6 +297,11 @@ def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
         ("2.0.0-alpha.1", True),
         ("1.9.0-canary.2", True),  # Renovate, loose and npm
         ("1.0-milestone-1", True),  # Renovate, gradle
+        ("4.9.0-0.nightly-2021-08-01-000000", True),  # openshift/cluster-version-operator
+        ("4.9.0-ec.1", True),
+        ("4.20.0-okd-scos.ec.3", True),
+        ("4.12.0-0.okd-2023-03-18-084815", False),  # a stable release of OKD
+        ("6.8.5-301.fc40", False),
         ("20250803+deb13u1", False),
         ("9.8.20260428-0", False),
         ("44.20261101.3.0", False),
@@ -305,3 +310,19 @@ def test_versions_are_ordered_by_their_numbers(versions: list[str]) -> None:
 )
 def test_a_prerelease_names_itself(version: str, is_one: bool) -> None:
     assert is_prerelease(version) is is_one
+
+
+def test_candidates_and_nightly_builds_of_openshift_sort_before_the_release() -> None:
+    ascending = [
+        "4.8.9",
+        "4.9.0-0.nightly-2021-08-01-000000",
+        "4.9.0-ec.1",
+        "4.9.0-ec.10",
+        "4.9.0-fc.0",
+        "4.9.0-rc.0",
+        "4.9.0",
+        "4.9.0-1.el9",
+        "4.9.0-ec2",
+        "4.9.1",
+    ]
+    assert sorted(set(ascending), key=version_key) == ascending
