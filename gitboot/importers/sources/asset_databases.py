@@ -80,7 +80,10 @@ def _remark_missing_pages(documents: Iterable[tuple[str, Any]]) -> Iterator[Impo
 
 
 def read_netbox(files: Texts) -> ImportedInventory:
-    """Read the responses of ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``."""
+    """Read the responses of ``/api/dcim/devices/``, ``/api/dcim/interfaces/`` and ``/api/ipam/ip-addresses/``.
+
+    Nautobot 2 assigns addresses to interfaces in ``/api/ipam/ip-address-to-interface/``.
+    """
     documents = _parse_source_files(files)
     lists = (each if isinstance(each, list) else get_nested(each, "results") for _, each in documents)
     rows = [row for items in lists for row in as_mappings(items)]
@@ -95,7 +98,7 @@ def read_netbox(files: Texts) -> ImportedInventory:
         # the IDs of other objects, such as VM interfaces, may equal those of interfaces
         and row.get("assigned_object_type") in (None, "dcim.interface")
     )
-    addresses = merge_rows(address_rows, "id")
+    addresses = [*merge_rows(address_rows, "id"), *_list_nautobot_assignments(rows)]
     devices = merge_rows((row for row in rows if "device_type" in row), "id")
     by_device, by_interface = group_rows(interfaces, "device", "id"), group_rows(addresses, "assigned_object_id")
     machines = (
@@ -207,6 +210,16 @@ def _collect_netbox_nics(
         for mac in dict.fromkeys(filter(None, macs)):
             reader.add(mac, f"interface {name}:", name=name, addresses=(*own, *inherited))
     return reader
+
+
+def _list_nautobot_assignments(rows: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the addresses in ``/api/ipam/ip-address-to-interface/`` of Nautobot 2 as NetBox lists addresses."""
+    addresses = {str(row.get("id")): row["address"] for row in rows if "address" in row}
+    for row in rows:
+        interface = get_nested(row, "interface", "id")
+        address = addresses.get(str(get_nested(row, "ip_address", "id")))
+        if interface is not None and address is not None:
+            yield {"address": address, "assigned_object_id": interface}
 
 
 def _list_netbox_addresses(interface: _Row, addresses: Mapping[str, list[dict[str, Any]]]) -> tuple[str, ...]:

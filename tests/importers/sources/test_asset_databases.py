@@ -291,3 +291,25 @@ def test_a_host_of_foreman_boots_from_the_interfaces_below_its_provisioning_inte
     row = host(interfaces=[{"mac": A, "ip": "10.0.0.13", "provision": True, **interface}, *nics])
     (found,) = read_foreman({"h.json": json.dumps(row)}).machines
     assert [(nic.name, nic.boot) for nic in found.nics] == [("eno1", True), ("eno2", False)]
+
+
+@pytest.mark.parametrize("mac", [None, "", "01:00:5e:00:00:01"])
+def test_an_interface_of_maas_without_a_valid_mac_address_reports_its_ip_address_once(mac: str | None) -> None:
+    row = nic("eno2", A, links=[LINK]) | {"mac_address": mac}
+    texts = list_remarks(
+        read_maas({"m.json": json.dumps([machine(interface_set=[nic("eno1", A), row], boot_interface=row)])})
+    )
+    assert sum("10.0.0.13/24 was left out" in text for text in texts) == 1, texts
+
+
+def test_an_interface_of_nautobot_2_has_the_addresses_that_are_assigned_to_it() -> None:
+    rows = [
+        {"id": "d", "name": "web01", "device_type": {"id": "t"}},
+        {"id": "i", "name": "eno1", "device": {"id": "d"}, "mac_address": A},
+        {"id": "a", "address": "192.0.2.1/24"},
+        {"id": "b", "address": "192.0.2.2/24"},
+        {"id": "x", "ip_address": {"id": "a"}, "interface": {"id": "i"}, "vm_interface": None},
+        {"id": "y", "ip_address": {"id": "b"}, "interface": None, "vm_interface": {"id": "v"}},
+    ]
+    (found,) = read_netbox({"n.json": json.dumps(rows)}).machines
+    assert [each.addresses for each in found.nics] == [("192.0.2.1/24",)]
