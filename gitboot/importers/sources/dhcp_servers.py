@@ -41,6 +41,7 @@ class _Host(Struct, frozen=True, kw_only=True):
     macs: tuple[MacAddress, ...] = ()
     addresses: tuple[str, ...] = ()
     identifier: str | None = None  # the identifier of the host if the reservation has no MAC address
+    is_deleted: bool = False  # dhcpd.leases deletes the hosts with this name that precede it (dhcpd.leases(5))
     remarks: tuple[ImportRemark, ...] = ()
 
 
@@ -54,7 +55,14 @@ def read_dnsmasq(files: Texts) -> ImportedInventory:
 
 def read_isc_dhcpd(files: Texts) -> ImportedInventory:
     """Read each ``host NAME { hardware ethernet MAC; fixed-address ADDRESS; }`` block, in any group or subnet."""
-    return _build_inventory(row for _, text in sorted(files.items()) for row in _parse_isc_dhcpd(text, files))
+    rows = list[_Row]()
+    for _, text in sorted(files.items()):
+        for row in _parse_isc_dhcpd(text, files):
+            if isinstance(row, _Host) and row.is_deleted:
+                rows = [each for each in rows if isinstance(each, ImportRemark) or each.name != row.name]
+            else:
+                rows.append(row)
+    return _build_inventory(rows)
 
 
 def read_kea(files: Texts) -> ImportedInventory:
@@ -258,7 +266,7 @@ def _parse_isc_dhcpd(text: str, files: Collection[str]) -> Iterator[_Row]:
     yield from (_read_isc_host(*host) for host in hosts if host is not None)
 
 
-def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
+def _read_isc_host(name: str, statements: Collection[list[str]]) -> _Host:
     macs, addresses, identifiers, remarks = list[MacAddress](), list[str](), list[str](), list[ImportRemark]()
     for words in statements:
         key, rest = words[0].lower(), words[1:]
@@ -293,6 +301,7 @@ def _read_isc_host(name: str, statements: Iterable[list[str]]) -> _Host:
         macs=tuple(macs),
         addresses=tuple(addresses),
         identifier=next((each.replace('"', "") for each in identifiers), None),
+        is_deleted=["deleted"] in statements,
         remarks=tuple(remarks),
     )
 

@@ -204,3 +204,15 @@ def test_finding_p11_interfaces_of_a_bond_share_their_address_and_another_machin
     report = (fleet / "import-report.md").read_text()
     assert "the address 10.0.0.13 was left out, because web01 also has it" in report
     assert (fleet / "servers" / "web01.yaml").read_text().count("10.0.0.13") == 2
+
+
+def test_a_host_that_dhcpd_has_deleted_is_not_a_machine() -> None:
+    host = "host {name} {{ dynamic; hardware ethernet {mac}; }}\n"
+    leases = (
+        host.format(name="a", mac=MAC)
+        + host.format(name="b", mac="52:54:00:00:00:0b")
+        + "host a { dynamic; deleted; }\nhost c { deleted; }\nhost b { deleted; }\n"
+        + host.format(name="b", mac="52:54:00:00:00:0c")
+    )
+    machines = read_isc_dhcpd({"dhcpd.leases": leases}).machines
+    assert [(each.name, *(nic.mac for nic in each.nics)) for each in machines] == [("b", "52-54-00-00-00-0c")]
