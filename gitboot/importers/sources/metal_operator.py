@@ -208,6 +208,11 @@ def _read_server(name: str, server: Object, configs: Sequence[_BootConfig], obje
             *nic_remarks,
             *boot_remarks,
             *_list_claims_and_maintenances(name, spec, objects),
+            *(
+                remark_lost(f"`{key}` was left out, because gitboot does not support claims")
+                for key in ("taints", "unclaimable")
+                if spec.get(key) and str(spec[key]) != "false"
+            ),
         ),
     )
 
@@ -227,7 +232,7 @@ def _read_nics(status: Object) -> tuple[tuple[ImportedNic, ...], list[ImportRema
     for nic in as_mappings(status.get("networkInterfaces")):
         name = as_text(nic.get("name"))
         values = (nic.get("ip"), *as_list(nic.get("ips")))
-        addresses = [address for value in values for address in list_address(value)]
+        addresses = tuple(dict.fromkeys(address for value in values for address in list_address(value)))
         mac, mac_remarks = read_mac(as_text(nic.get("macAddress")), f"interface {name}:", addresses)
         remarks += mac_remarks
         if mac:

@@ -280,3 +280,24 @@ spec: {{systemUUID: {UUID}, networkIdentifiers: [10.0.0.13, "{MAC}"], ukiURL: "{
         old.put(f"/ignition/{UUID}", b'{"ignition": {"version": "3.4.0"}}')
         done = run_command(*asks, old.url)
         assert [each["field"] for each in done.json["items"][0]["differences"]] == ["user data"]
+
+
+@pytest.mark.parametrize("mac", [None, "", "01:00:5e:00:00:01"])
+def test_an_interface_without_a_valid_mac_address_reports_its_ip_addresses(mac: str | None) -> None:
+    nics = [{"name": "eno1", "macAddress": mac, "ip": "192.0.2.1", "ips": ["192.0.2.1", "2001:db8::1"]}]
+    server = {"kind": "Server", "metadata": {"name": "a"}, "spec": {}, "status": {"networkInterfaces": nics}}
+    (machine,) = read_inventory({"s.yaml": yaml.safe_dump(server)}).machines
+    assert any("192.0.2.1, 2001:db8::1 was left out" in each.text for each in machine.remarks), machine.remarks
+
+
+@pytest.mark.parametrize(
+    ("spec", "texts"),
+    [
+        ({"taints": [{"key": "a", "effect": "NoClaim"}], "unclaimable": True}, ["`taints`", "`unclaimable`"]),
+        ({"taints": [], "unclaimable": False}, []),
+    ],
+)
+def test_what_keeps_claims_from_a_server_is_in_the_report(spec: dict[str, Any], texts: list[str]) -> None:
+    server = {"kind": "Server", "metadata": {"name": "a"}, "spec": spec}
+    (machine,) = read_inventory({"s.yaml": yaml.safe_dump(server)}).machines
+    assert [each.text.split()[0] for each in machine.remarks if "does not support claims" in each.text] == texts
