@@ -208,7 +208,7 @@ def insert_field(data: bytes, index: int, after: Path, name: str, value: str | M
     positions = _follow_path(_read_layout(data, index).root, after)
     if len(positions) < 2:
         raise KeyError(name)
-    (mapping_key_at, mapping), (key_at, scalar) = positions[-2:]
+    (mapping_key_at, mapping), (_, scalar) = positions[-2:]
     end = scalar.end
     if not isinstance(mapping.items, dict) or name in mapping.items or end is None:
         raise KeyError(name)
@@ -220,8 +220,8 @@ def insert_field(data: bytes, index: int, after: Path, name: str, value: str | M
         return f"{text[:end]}, {name}: {flow}{text[end:]}"
 
     def insert_lines(text: str) -> str:
-        indent = _measure_indent(text, key_at)
-        step = indent - _measure_indent(text, mapping_key_at) or 2
+        indent = _measure_indent(text, mapping.start)  # not that of the key, which may follow "? "
+        step = max(indent - _measure_indent(text, mapping_key_at), 0) or 2
         if isinstance(value, str):
             lines = [f"{' ' * indent}{name}: {value}"]
         else:

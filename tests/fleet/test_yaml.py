@@ -699,3 +699,17 @@ def test_a_field_is_inserted_and_all_other_bytes_stay(before: str, after: str) -
 def test_a_field_that_exists_or_has_no_place_is_not_inserted(text: str) -> None:
     with pytest.raises(KeyError):
         insert_field(text.encode(), 0, ("s", "c"), "r", {"i": "x"})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("spec:\n  ? current\n  : x\n", "spec:\n  ? current\n  : x\n  r:\n    i: y\n"),
+        ("? spec\n:  ? current\n   : x\n", "? spec\n:  ? current\n   : x\n   r:\n    i: y\n"),
+        ("?    spec\n: current: x\n", "?    spec\n: current: x\n  r:\n    i: y\n"),
+    ],
+)
+def test_a_field_is_inserted_after_an_explicit_key(before: str, after: str) -> None:
+    changed = insert_field(before.encode(), 0, ("spec", "current"), "r", {"i": "y"}).decode()
+    assert changed == after
+    assert parse_values(changed) == [{"spec": {"current": "x", "r": {"i": "y"}}}]
