@@ -311,7 +311,7 @@ def _read_maas_nics(row: _Row) -> tuple[tuple[ImportedNic, ...], list[ImportRema
         name = as_text(interface.get("name"))
         addresses = _list_maas_addresses(interface)
         mac, mac_remarks = read_mac(as_text(interface.get("mac_address")), f"interface {name}:", addresses)
-        remarks += mac_remarks
+        remarks += [each for each in mac_remarks if each not in remarks]  # MAAS repeats the boot interface
         if mac and mac not in {nic.mac for nic in nics_by_name.values()}:
             nics_by_name[name or mac] = ImportedNic(mac=mac, name=name, addresses=addresses, boot=mac == boot_mac)
     for interface in interfaces:
