@@ -748,8 +748,8 @@ class Code(StrEnum):
     UNVERIFIED_PROVENANCE = (
         "GB6004",
         "An image's provenance is not verified",
-        "A new image states where its digests come from. The statement is only a claim until gitboot has verified it "
-        "with a trusted key.",
+        "The document of a new image states where its digests come from. This is only a claim until gitboot has "
+        "verified it with a trusted key.",
         "Run `gitboot artifacts signatures -o json=FILE`, and pass FILE to `gitboot diff --verified`.",
     )
 
