@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -110,6 +110,8 @@ def test_finding_s8_a_target_whose_thread_dies_is_not_current() -> None:
             raise MemoryError("2.9 GB")
 
     class Tree:
+        unreadable_states: ClassVar[dict[str, str]] = {}
+
         def read_summary(self) -> Any:
             return object()
 
